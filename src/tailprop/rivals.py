@@ -1,0 +1,136 @@
+"""What TailProp is compared with, as mixers of the same interface: (B, H, W, C) in, (B, H, W, C) out.
+
+Shapes: B batch, H height, W width, C channels.
+
+Heat and wave read their propagation time off a learned frequency embedding E, (H, W, C), that the blocks of a stage share; the
+stage owns it and hands it in, resampled to the size of the map.
+"""
+
+from typing import Any, Final
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailprop.operator import at_least_float32
+from tailprop.spectral import frequency_grid, spectral_filter
+
+__all__ = [
+    "RIVALS",
+    "HeatConduction",
+    "NoPropagation",
+    "SelfAttention",
+    "WavePropagation",
+    "heat_conduct",
+    "resample_embedding",
+    "wave_propagate",
+]
+
+
+def heat_conduct(x: Tensor, k: Tensor) -> Tensor:
+    """Heat conduction (vHeat): response exp(-rho k) with a diffusivity for each frequency and channel, k (H, W, C)."""
+    rho = frequency_grid(x.shape[-3], x.shape[-2], x)[..., None]
+    return spectral_filter(x, torch.exp(-rho * at_least_float32(k)))
+
+
+def wave_propagate(x: Tensor, t: Tensor, speed: Tensor, damping: Tensor) -> Tensor:
+    """Damped wave (WaveFormer) after time t, (H, W, C), begun with u_0 = v_0 = X^.
+
+    Response e^(-a t/2) [cos(w_d t) + (1 + a/2) sin(w_d t) / w_d], w_d = sqrt(max(v^2 rho - (a/2)^2, eps)).
+    """
+    t, v, a = at_least_float32(t), at_least_float32(speed), at_least_float32(damping)
+    rho = frequency_grid(x.shape[-3], x.shape[-2], x)[..., None]
+    w_d = torch.sqrt(torch.clamp(v**2 * rho - (a / 2) ** 2, min=1e-6))
+    response = torch.exp(-a * t / 2) * (torch.cos(w_d * t) + (1 + a / 2) * torch.sin(w_d * t) / w_d)
+    return spectral_filter(x, response)
+
+
+def resample_embedding(embedding: Tensor, like: Tensor) -> Tensor:
+    """A frequency embedding (h, w, C) at the size of the map `like`, (B, H, W, C).
+
+    Bilinear with corners aligned: the mean stays the mean, the highest frequency the highest.
+    """
+    size = like.shape[-3:-1]
+    if embedding.shape[:2] == size:
+        return embedding
+    channels_first = embedding.permute(2, 0, 1)[None]
+    resampled = F.interpolate(at_least_float32(channels_first), size=size, mode="bilinear", align_corners=True)
+    return resampled[0].permute(1, 2, 0).to(embedding.dtype)
+
+
+for _leaf in ("heat_conduct", "wave_propagate", "resample_embedding"):  # leaves for symbolic tracing, as in `operator`
+    torch.fx.wrap(_leaf)
+
+
+class HeatConduction(nn.Module):
+    """vHeat's operator: k = ReLU(Linear(E)), then `heat_conduct`."""
+
+    needs_frequency_embedding: Final = True
+
+    def __init__(self, dim: int, **dd: Any) -> None:
+        super().__init__()
+        self.to_k = nn.Linear(dim, dim, **dd)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return heat_conduct(x, F.relu(self.to_k(embedding)))
+
+
+class WavePropagation(nn.Module):
+    """WaveFormer's operator by its equation: t = ReLU(Linear(E)), learned speed v and damping a, then `wave_propagate`."""
+
+    needs_frequency_embedding: Final = True
+
+    def __init__(self, dim: int, **dd: Any) -> None:
+        super().__init__()
+        self.to_t = nn.Linear(dim, dim, **dd)
+        self.speed = nn.Parameter(torch.empty(1, **dd))
+        self.damping = nn.Parameter(torch.empty(1, **dd))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.speed)
+        nn.init.constant_(self.damping, 0.1)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        damping = F.relu(self.damping)  # a negative one would let the wave grow without bound
+        return wave_propagate(x, F.relu(self.to_t(embedding)), self.speed, damping)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention over all positions. Its output projection is the block's."""
+
+    needs_frequency_embedding: Final = False
+
+    def __init__(self, dim: int, head_dim: int = 32, **dd: Any) -> None:
+        super().__init__()
+        if head_dim < 1 or dim % head_dim:
+            raise ValueError(f"attention needs channels divisible by head_dim, got {dim} channels and head_dim {head_dim}")
+        self.head_dim = head_dim
+        self.qkv = nn.Linear(dim, 3 * dim, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(x.flatten(1, 2)).unflatten(-1, (3, -1, self.head_dim))  # (B, HW, 3, heads, head_dim)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, HW, head_dim)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return mixed.transpose(1, 2).reshape_as(x)
+
+
+class NoPropagation(nn.Module):
+    """The control: the same block with nothing passed between positions but by its 3x3 convolution."""
+
+    needs_frequency_embedding: Final = False
+
+    def __init__(self, dim: int, **dd: Any) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+RIVALS: Final[dict[str, type[nn.Module]]] = {
+    "heat": HeatConduction,
+    "wave": WavePropagation,
+    "attention": SelfAttention,
+    "identity": NoPropagation,
+}
