@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tailprop.operator import VARIANTS, TailPropagation, check_at_least, check_choice
 from tailprop.rivals import RIVALS, resample_embedding
+from tailprop.slicing import in_slices
 from tailprop.warmstart import checkpoint_filter_fn
 
 __all__ = ["MIXERS", "TPOBlock", "TPOLayer", "TPOStage", "TailProp"]
@@ -48,6 +49,7 @@ class Stem(nn.Module):
 
     def __init__(self, in_chans: int, dim: int, **dd: Any) -> None:
         super().__init__()
+        self.growth = dim / 2 / 4 / in_chans  # the first convolution's output over the image
         self.conv1 = nn.Conv2d(in_chans, dim // 2, 3, stride=2, padding=1, **dd)
         self.norm1 = nn.LayerNorm(dim // 2, eps=1e-6, **dd)
         self.act = nn.GELU()
@@ -55,6 +57,9 @@ class Stem(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=1e-6, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
+        return in_slices(self._embed, x, self.growth, self)
+
+    def _embed(self, x: Tensor) -> Tensor:
         x = self.act(self.norm1(to_nhwc(self.conv1(x))))  # (B, H/2, W/2, C/2)
         return self.norm2(to_nhwc(self.conv2(to_nchw(x))))  # (B, H/4, W/4, C)
 
@@ -102,7 +107,7 @@ class TPOLayer(nn.Module):
         **dd: Any,
     ) -> None:
         super().__init__()
-        self.post_norm, self.layer_scale = post_norm, layer_scale
+        self.mlp_ratio, self.post_norm, self.layer_scale = mlp_ratio, post_norm, layer_scale
         self.norm1 = nn.LayerNorm(dim, **dd)
         self.block = TPOBlock(dim, mixer, **dd)
         self.norm2 = nn.LayerNorm(dim, **dd)
@@ -119,8 +124,11 @@ class TPOLayer(nn.Module):
     def forward(self, x: Tensor, *embedding: Tensor) -> Tensor:
         y = self.norm1(self.block(x, *embedding)) if self.post_norm else self.block(self.norm1(x), *embedding)
         x = x + self.drop_path(y if self.gamma1 is None else self.gamma1 * y)
-        y = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
+        y = self.norm2(self._mlp(x)) if self.post_norm else self._mlp(self.norm2(x))
         return x + self.drop_path(y if self.gamma2 is None else self.gamma2 * y)
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        return in_slices(self.mlp, x.flatten(0, 2), self.mlp_ratio, self.mlp).view(x.shape)
 
 
 class TPOStage(nn.Module):
@@ -145,7 +153,9 @@ class TPOStage(nn.Module):
             trunc_normal_(self.freq_embed, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.downsample(x)
+        return in_slices(self._run_layers, self.downsample(x), self.layers[0].mlp_ratio, self)
+
+    def _run_layers(self, x: Tensor) -> Tensor:
         embedding = () if self.freq_embed is None else (resample_embedding(self.freq_embed, x),)
         for layer in self.layers:
             x = checkpoint(layer, x, *embedding) if self.grad_checkpointing else layer(x, *embedding)
