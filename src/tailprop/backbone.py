@@ -22,7 +22,7 @@ from tailprop.rivals import RIVALS, resample_embedding
 from tailprop.slicing import in_slices
 from tailprop.warmstart import checkpoint_filter_fn
 
-__all__ = ["MIXERS", "TPOBlock", "TPOLayer", "TPOStage", "TailProp"]
+__all__ = ["MIXERS", "MODELS", "TPOBlock", "TPOLayer", "TPOStage", "TailProp"]
 
 MIXERS: Final = (*VARIANTS, *RIVALS)
 MIN_SIZE_PX: Final = 32
@@ -117,9 +117,9 @@ class TPOLayer(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def reset_parameters(self) -> None:
-        if self.layer_scale is not None:
-            nn.init.constant_(self.gamma1, self.layer_scale)
-            nn.init.constant_(self.gamma2, self.layer_scale)
+        for gamma in (self.gamma1, self.gamma2):
+            if gamma is not None and self.layer_scale is not None:
+                nn.init.constant_(gamma, self.layer_scale)
 
     def forward(self, x: Tensor, *embedding: Tensor) -> Tensor:
         y = self.norm1(self.block(x, *embedding)) if self.post_norm else self.block(self.norm1(x), *embedding)
@@ -144,6 +144,7 @@ class TPOStage(nn.Module):
     ) -> None:
         super().__init__()
         self.grad_checkpointing = False
+        self.growth = layers[0].mlp_ratio  # the MLP's hidden layer over the map
         self.downsample = downsample if downsample is not None else nn.Identity()
         self.freq_embed = nn.Parameter(torch.empty(*embedding_size, dim, **dd)) if embedding_size else None
         self.layers = nn.ModuleList(layers)
@@ -153,7 +154,7 @@ class TPOStage(nn.Module):
             trunc_normal_(self.freq_embed, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        return in_slices(self._run_layers, self.downsample(x), self.layers[0].mlp_ratio, self)
+        return in_slices(self._run_layers, self.downsample(x), self.growth, self)
 
     def _run_layers(self, x: Tensor) -> Tensor:
         embedding = () if self.freq_embed is None else (resample_embedding(self.freq_embed, x),)
@@ -206,9 +207,7 @@ class TailProp(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_chans, self.num_classes, self.drop_rate = in_chans, num_classes, drop_rate
         self.num_features = self.head_hidden_size = dims[-1]
-        self.feature_info = [
-            dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}") for i, dim in enumerate(dims)
-        ]
+        self.feature_info = [dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}") for i, dim in enumerate(dims)]
 
         self.stem = Stem(in_chans, dims[0], **dd)
         stages = []
@@ -216,14 +215,13 @@ class TailProp(nn.Module):
             dim = dims[i]
             mixers = [build_mixer(mixer, dim, **(mixer_args or {}), **dd) for _ in rates]
             layers = [
-                TPOLayer(dim, m, mlp_ratio, post_norm, layer_scale, rate, **dd)
-                for m, rate in zip(mixers, rates, strict=True)
+                TPOLayer(dim, m, mlp_ratio, post_norm, layer_scale, rate, **dd) for m, rate in zip(mixers, rates, strict=True)
             ]
             downsample = Downsample(dims[i - 1], dim, **dd) if i else None
             embedding_size = _map_size(img_size, 4 * 2**i) if mixers[0].needs_frequency_embedding else None
             stages.append(TPOStage(dim, layers, downsample, embedding_size, **dd))
         self.stages = nn.Sequential(*stages)
-        self.norm = nn.LayerNorm(self.num_features, **dd)
+        self.norm: nn.Module = nn.LayerNorm(self.num_features, **dd)
         self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
         self.init_weights()
 
@@ -259,6 +257,7 @@ class TailProp(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep only the inputs of each layer for the backward pass and compute the rest again."""
         for stage in self.stages:
+            assert isinstance(stage, TPOStage)
             stage.grad_checkpointing = enable
 
     @torch.jit.ignore
@@ -268,7 +267,7 @@ class TailProp(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         _check_num_classes(num_classes)
         self.num_classes = num_classes
-        weight = self.norm.weight
+        weight = self.stem.conv1.weight
         self.head.reset(num_classes, global_pool, device=weight.device, dtype=weight.dtype)
 
     def forward_intermediates(
@@ -343,6 +342,7 @@ def require_size(x: Tensor, in_chans: int) -> Tensor:
 
 
 torch.fx.wrap("require_size")
+torch.fx.wrap("resample_embedding")
 
 
 def _check_sizes(in_chans: int, num_classes: int, depths: Sequence[int], dims: Sequence[int]) -> None:
@@ -426,9 +426,9 @@ def _entry_point(name: str, **settings: Any) -> Callable[..., nn.Module]:
     return create
 
 
-_MODELS = {
+MODELS: Final = {
     f"{family}_{size}": SIZES[size] | dict(mixer=spec["mixer"]) for family, spec in FAMILIES.items() for size in spec["sizes"]
 }
-default_cfgs = generate_default_cfgs({name: _cfg() for name in _MODELS})
-for _name, _settings in _MODELS.items():
+default_cfgs = generate_default_cfgs({name: _cfg() for name in MODELS})
+for _name, _settings in MODELS.items():
     globals()[_name] = register_model(_entry_point(_name, **_settings))

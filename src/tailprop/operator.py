@@ -89,7 +89,11 @@ def tail_propagate_reference(
     weights: Tensor | Sequence[float] | None = None,
     orders: Tensor | Sequence[float] = (2.0, 1.0),
 ) -> Tensor:
-    """The same operator written to be read: a branch for each order, each with its own transform pair, mixed in space."""
+    """The same operator written to be read: a branch for each order, each with its own transform pair, mixed in space.
+
+    It computes in float64 whatever it is given, so that a difference from `tail_propagate` is the fast path's.
+    """
+    dtype, x = x.dtype, x.double()
     _, h, w, _ = x.shape
     d_h, d_w = _cosine_matrix(h, x), _cosine_matrix(w, x)
     w_m = math.pi * torch.arange(h, dtype=x.dtype, device=x.device) / h
@@ -106,7 +110,7 @@ def tail_propagate_reference(
         branch = d_h @ x.permute(0, 3, 1, 2) @ d_w.T  # DCT, (B, C, H, W)
         branch = d_h.T @ (response * branch) @ d_w  # inverse DCT
         y = y + mix.weights[:, k, None, None, :] * branch.permute(0, 2, 3, 1)
-    return y
+    return y.to(dtype)
 
 
 torch.fx.wrap("tail_propagate")  # a leaf for symbolic tracing: inside it, sizes are numbers

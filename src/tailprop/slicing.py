@@ -7,6 +7,7 @@ second (`tailprop bench`). GPUs want the whole batch, training needs every activ
 ours to cut, so there the module is simply called.
 """
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -28,10 +29,10 @@ def in_slices(f: Callable[[Tensor], Tensor], x: Tensor, growth: float, module: n
     """
     if not _may_slice(x, module):
         return f(x)
-    entries = max(1, int(SLICE_BYTES / (x[0].numel() * growth * x.element_size())))
-    if entries >= x.shape[0]:
+    slices = math.ceil(x.numel() * growth * x.element_size() / SLICE_BYTES)
+    if slices <= 1:
         return f(x)
-    return torch.cat([f(part) for part in x.split(entries)])
+    return torch.cat([f(part) for part in x.chunk(slices)])
 
 
 def _may_slice(x: Tensor, module: nn.Module) -> bool:

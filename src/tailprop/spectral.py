@@ -105,18 +105,18 @@ def _cached_grid(h: int, w: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 def _build_basis(n: int, device: torch.device) -> Tensor:
-    index = torch.arange(n, device=device)
-    # Reduced modulo a full turn as integers, the angle is exact at any size.
-    turn = (index[:, None] * (2 * index + 1)) % (4 * n)
-    cosine = torch.cos(turn.to(_build_dtype(device)) * (math.pi / 2) / n)  # (m, i)
+    # Whole numbers held as floats: inductor takes integer arithmetic for index expressions and simplifies them for minutes.
+    index = torch.arange(n, device=device, dtype=_build_dtype(device))
+    turn = torch.remainder(index[:, None] * (2 * index + 1), 4 * n)  # exact, so the angle is too at any size
+    cosine = torch.cos(turn * (math.pi / 2) / n)  # (m, i)
     # Rows are normalised by their own length: sqrt(2/n) in Python would be frozen into an exported graph.
     return cosine / torch.linalg.vector_norm(cosine, dim=1, keepdim=True)
 
 
 def _build_grid(h: int, w: int, device: torch.device) -> Tensor:
     dtype = _build_dtype(device)
-    w_m = torch.arange(h, device=device).to(dtype) * math.pi / h
-    w_n = torch.arange(w, device=device).to(dtype) * math.pi / w
+    w_m = torch.arange(h, device=device, dtype=dtype) * math.pi / h
+    w_n = torch.arange(w, device=device, dtype=dtype) * math.pi / w
     return w_m.square()[:, None] + w_n.square()
 
 

@@ -1,19 +1,24 @@
 """Weights from elsewhere: vHeat's published checkpoints into our modules.
 
 `checkpoint_filter_fn` is timm's hook, so `vheat_*` loads a published vHeat file as it is. `warm_start` gives any model of ours
-what fits of a state dict, and reports the rest.
+what fits of a checkpoint, and reports the rest.
 """
 
+import pickle
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-__all__ = ["WarmStartReport", "checkpoint_filter_fn", "warm_start"]
+__all__ = ["WarmStartReport", "checkpoint_filter_fn", "read_state_dict", "warm_start"]
 
 _VHEAT_RULES: Final = (
     (r"^patch_embed\.(conv\d)\.", r"stem.\1."),
@@ -53,8 +58,37 @@ class WarmStartReport:
         return "\n".join(lines)
 
 
-def warm_start(model: nn.Module, state_dict: Mapping[str, Tensor]) -> WarmStartReport:
-    """Copy into `model` everything of `state_dict` that fits, vHeat's names or ours; say what was taken and what not."""
+# vHeat's training pickles its yacs configuration beside the weights. Read as a plain dictionary it is harmless, and weights_only
+# loading, ours and timm's, gets past it without importing or running anything.
+torch.serialization.add_safe_globals([(OrderedDict, "yacs.config.CfgNode")])
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """Weights of a .safetensors file or a PyTorch checkpoint, read without executing anything that is in it."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"no checkpoint at {path}")
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{path} is damaged, or holds more than weights and was not executed ({_first_line(error)})"
+        ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not any(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{path} holds no state dict")
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def warm_start(model: nn.Module, source: Mapping[str, Tensor] | str | Path) -> WarmStartReport:
+    """Copy into `model` everything that fits of a state dict or checkpoint file, vHeat's names or ours; report the rest."""
+    state_dict = read_state_dict(source) if isinstance(source, str | Path) else source
     theirs = checkpoint_filter_fn(dict(state_dict), model)
     ours = model.state_dict()
     fits = {name: v for name, v in theirs.items() if name in ours and ours[name].shape == v.shape}

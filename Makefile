@@ -1,0 +1,39 @@
+# make demo: train a small TailProp on embedded data and draw what it does. make test: lint, types, tests.
+# Both build their own environment first; nothing but Python (3.10 or newer) and make is needed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/ready
+TIMM   := .cache/timm/tests/test_models.py
+
+.PHONY: demo test check bench clean
+
+demo: $(READY)
+	$(BIN)/tailprop demo
+
+test: check $(TIMM)
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/tailprop bench $(if $(VHEAT),--vheat-code $(VHEAT))
+
+# constraints.txt holds the versions the tests have seen; pyproject.toml the ranges that should work.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# timm's tests come with its source distribution only.
+$(TIMM): $(READY)
+	rm -rf .cache/timm && mkdir -p .cache/timm
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary timm --constraint constraints.txt --dest .cache/timm timm
+	tar -xzf .cache/timm/timm-*.tar.gz --strip-components=1 -C .cache/timm
+	touch $@
+
+clean:
+	rm -rf $(VENV) .cache

@@ -1,0 +1,1 @@
+"""Commands of `tailprop` that belong to no study."""

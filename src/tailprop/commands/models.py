@@ -1,0 +1,34 @@
+"""`tailprop models`: what there is to choose from."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+import tailprop.backbone as backbone
+from tailprop.cost import count_macs, count_parameters, create_on_meta
+
+
+@dataclass(frozen=True)
+class Models:
+    """List the registered models."""
+
+    height: int = 224
+    """Image height for the multiply-adds."""
+    width: int = 224
+    """Image width for the multiply-adds."""
+
+
+def run(options: Models) -> None:
+    table = Table("model", "mixer", "depths", "dims", "parameters", f"GMACs at {options.height}x{options.width}")
+    for name, settings in backbone.MODELS.items():
+        model = create_on_meta(name)
+        table.add_row(
+            name,
+            settings["mixer"],
+            " ".join(map(str, settings["depths"])),
+            " ".join(map(str, settings["dims"])),
+            f"{count_parameters(model) / 1e6:.1f} M",
+            f"{count_macs(model, options.height, options.width) / 1e9:.2f}",
+        )
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""Experiments on the core, which knows nothing of them."""

@@ -1,0 +1,167 @@
+"""`tailprop bench`: images per second beside the peers, interleaved in one run.
+
+Machines are noisy, and a peer measured at another time is another machine. So every round runs every model once, and the best
+round of each counts; the ratio to the first model is the figure to quote.
+"""
+
+import csv
+import importlib.util
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import timm
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+from tailprop.provenance import provenance
+
+PUBLISHED_VHEAT = "vHeat-T (published code)"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Images per second of several models, measured in turn."""
+
+    models: tuple[str, ...] = ("tailprop_tiny", "convnext_tiny", "swin_tiny_patch4_window7_224", "vheat_tiny")
+    """timm names; the first is the one the others are compared with."""
+    vheat_code: Path | None = None
+    """vHeat's published classification/models/vHeat.py, to be measured too."""
+    modes: tuple[Literal["infer", "train"], ...] = ("infer", "train")
+    """Forward passes without gradients, whole training steps (forward, backward, AdamW), or both."""
+    batch: int = 8
+    """Images at once."""
+    size_px: int = 224
+    """Side of the images."""
+    rounds: int = 12
+    """Rounds after one to warm up."""
+    threads: int = 2
+    """CPU threads."""
+    device: str = "cpu"
+    """Where to run: cpu or cuda."""
+    out: Path | None = None
+    """CSV to write."""
+
+
+@dataclass(frozen=True)
+class Row:
+    mode: str
+    model: str
+    best: float  # images per second
+    median: float
+
+
+def run(options: Bench) -> None:
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("no CUDA device is visible; use --device cpu")
+    if options.batch < 1 or options.rounds < 1:
+        raise ValueError(f"batch and rounds must be at least 1, got {options.batch} and {options.rounds}")
+    torch.set_num_threads(options.threads)
+    rows = [row for mode in options.modes for row in measure(options, mode)]
+    where = provenance() | {"dtype": "float32", "batch": str(options.batch), "size_px": str(options.size_px)}
+    _print(rows, where)
+    if options.out is not None:
+        _write(options.out, rows, where)
+
+
+def measure(options: Bench, mode: str) -> list[Row]:
+    """Images per second of every model in one mode."""
+    images = torch.randn(options.batch, 3, options.size_px, options.size_px, device=options.device)
+    steps = {name: _step(model.to(options.device), images, mode) for name, model in _create(options).items()}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for index in track(range(options.rounds + 1), description=f"{mode}, batch {options.batch}", transient=True):
+        for name, step in steps.items():
+            took = _time(step, options.device)
+            if index > 0:
+                seconds[name].append(took)
+    return [
+        Row(mode, name, options.batch / min(took), options.batch / statistics.median(took)) for name, took in seconds.items()
+    ]
+
+
+def _create(options: Bench) -> dict[str, nn.Module]:
+    unknown = [name for name in options.models if not timm.is_model(name)]
+    if unknown:
+        raise ValueError(f"timm has no model {unknown[0]!r}; `tailprop models` lists ours")
+    models = {name: timm.create_model(name) for name in options.models}
+    if options.vheat_code is not None:
+        models[PUBLISHED_VHEAT] = _published_vheat(options.vheat_code)
+    return models
+
+
+def _published_vheat(path: Path) -> nn.Module:
+    if not path.is_file():
+        raise ValueError(f"no file {path}; --vheat-code wants classification/models/vHeat.py of vHeat's repository")
+    spec = importlib.util.spec_from_file_location("published_vheat", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it imports from timm's old places
+        spec.loader.exec_module(module)
+    # Tiny, as in its configs/vHeat/vHeat_tiny_224.yaml
+    return module.vHeat(depths=[2, 2, 6, 2], dims=96, drop_path_rate=0.1, post_norm=False)
+
+
+def _step(model: nn.Module, images: torch.Tensor, mode: str) -> Callable[[], None]:
+    if mode == "infer":
+        model.eval()
+
+        def infer() -> None:
+            with torch.inference_mode():
+                model(images)
+
+        return infer
+
+    model.train()
+    labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def train() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return train
+
+
+def _time(step: Callable[[], None], device: str) -> float:
+    began = time.perf_counter()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _print(rows: list[Row], where: dict[str, str]) -> None:
+    table = Table("mode", "model", "img/s, best", "img/s, median", "first over this")
+    for row in rows:
+        table.add_row(row.mode, row.model, f"{row.best:.2f}", f"{row.median:.2f}", f"{_ratio(rows, row):.2f}")
+    console = Console()
+    console.print(table)
+    console.print(", ".join(f"{key} {value}" for key, value in where.items()), style="dim")
+
+
+def _ratio(rows: list[Row], row: Row) -> float:
+    first = next(r for r in rows if r.mode == row.mode)
+    return first.best / row.best
+
+
+def _write(path: Path, rows: list[Row], where: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["mode", "model", "img_per_s_best", "img_per_s_median", "first_over_this", *where])
+        for row in rows:
+            figures = [f"{row.best:.2f}", f"{row.median:.2f}", f"{_ratio(rows, row):.3f}"]
+            writer.writerow([row.mode, row.model, *figures, *where.values()])

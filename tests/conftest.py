@@ -1,0 +1,18 @@
+"""Shared by all tests: one thread each, so that two workers share two cores; a fresh seed for every test."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+SIZES = [(1, 1), (1, 5), (2, 3), (7, 7), (8, 8), (13, 56), (56, 56), (33, 100), (257, 130)]

@@ -1,0 +1,81 @@
+"""The command line, as a user meets it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tailprop_cli
+
+
+def test_help_names_every_command_and_stays_light() -> None:
+    code = "import sys, tailprop_cli; tailprop_cli.main(['--help']); print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert all(f"  {name}" in out for name in tailprop_cli.COMMANDS)
+    assert out.endswith("False\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["modles"], "no command 'modles'; did you mean 'models'?"),
+        (["xyz"], "no command 'xyz'; commands are models"),
+        (["models", "--height", "16"], "smaller than the 32x32"),
+        (["bench", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
+        (["bench", "--vheat-code", "nowhere.py", "--models", "tailprop_pico"], "no file nowhere.py"),
+        (["bench", "--rounds", "0"], "must be at least 1"),
+        (["scales", "--data", "nowhere"], "no train-*.parquet under nowhere"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tailprop_cli.main(args) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", tailprop_cli.COMMANDS)
+def test_each_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        tailprop_cli.main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: tailprop {name}" in capsys.readouterr().out
+
+
+def test_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        tailprop_cli.main(["bench", "--batches", "2"])
+    assert stop.value.code == 2
+    assert "--batch" in capsys.readouterr().err
+
+
+def test_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tailprop_cli.main(["models"]) == 0
+    out = capsys.readouterr().out
+    assert "28.7 M" in out
+    assert "4.56" in out
+
+
+def test_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    out = tmp_path / "bench.csv"
+    args = [
+        "--models",
+        "tailprop_pico",
+        "--size-px",
+        "32",
+        "--batch",
+        "1",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+        "--out",
+        str(out),
+    ]
+    assert tailprop_cli.main(["bench", *args]) == 0
+    header, infer, train = out.read_text().splitlines()
+    assert "hardware" in header
+    assert "torch" in header
+    assert infer.startswith("infer,tailprop_pico,")
+    assert train.startswith("train,tailprop_pico,")
