@@ -8,9 +8,9 @@ import timm
 import torch
 from torch import nn
 
-from test_backbone import tiny_net
+from tests.test_backbone import tiny_net
 
-OTHER_SIZES = [(96, 64), (64, 64), (65, 131)]
+OTHER_SIZES = [(96, 64), (64, 64), (65, 131), (33, 40)]
 
 
 def seeded_tiny() -> nn.Module:
@@ -38,10 +38,11 @@ def test_compile_dynamic_is_one_graph_for_all_sizes() -> None:
 
 
 def test_compile_dynamic_with_inductor() -> None:
-    model = seeded_tiny()
+    """Two stages: code for symbolic sizes takes inductor about half a minute a stage on a CPU."""
+    model = tiny_net(depths=(1, 1), dims=(16, 32)).eval()
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     with torch.no_grad():
-        for h, w in OTHER_SIZES[:2]:
+        for h, w in OTHER_SIZES:
             x = torch.randn(2, 3, h, w)
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)
 
@@ -66,7 +67,8 @@ def test_eager_goes_on_after_capture() -> None:
 
 
 def dynamic_size() -> dict[int, torch.export.Dim]:
-    return {2: torch.export.Dim("height", min=32, max=1024), 3: torch.export.Dim("width", min=32, max=1024)}
+    """From 33 px: at 32 the last map is a single point, and PyTorch gives size 1 a graph of its own."""
+    return {2: torch.export.Dim("height", min=33, max=1024), 3: torch.export.Dim("width", min=33, max=1024)}
 
 
 def test_export_with_dynamic_size() -> None:

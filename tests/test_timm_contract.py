@@ -1,6 +1,6 @@
 """timm's own model tests, run on every name we register.
 
-They come with timm's source distribution, not with its wheel; `make test` unpacks the one of the installed version into .cache/timm.
+They come with timm's source distribution, not its wheel; `make test` unpacks that of the installed version into .cache/timm.
 """
 
 import importlib.util

@@ -128,7 +128,7 @@ class TPOLayer(nn.Module):
         return x + self.drop_path(y if self.gamma2 is None else self.gamma2 * y)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        return in_slices(self.mlp, x.flatten(0, 2), self.mlp_ratio, self.mlp).view(x.shape)
+        return in_slices(self.mlp, x, self.mlp_ratio, self.mlp, lead=3)
 
 
 class TPOStage(nn.Module):
@@ -225,9 +225,9 @@ class TailProp(nn.Module):
         self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
         self.init_weights()
 
-    def init_weights(self, needs_reset: bool = True) -> None:
+    def init_weights(self) -> None:
         """Set every parameter anew; also right after `to_empty`."""
-        named_apply(_init_module, self)
+        named_apply(_init_module, self)  # children before parents: an operator may correct its gate's linears
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -368,8 +368,8 @@ def _map_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int
     return -(-h // reduction), -(-w // reduction)
 
 
-def _init_module(module: nn.Module, name: str = "") -> None:
-    """Linears as in vHeat (normal, 0.02); anything else by its own rule. timm calls it for children before parents."""
+def _init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
+    """Linears as in vHeat (normal, 0.02); anything else by its own rule."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)

@@ -203,7 +203,8 @@ class TailPropagation(nn.Module):
             for more; "learned" holds a weight for each channel; "fixed" gives equal shares.
         order_mode: "fixed" keeps `orders`; "learned" trains an order for each entry, starting there; "content" predicts
             2 sigmoid(MLP(GAP(X))) for each channel, starting there.
-        scale_init: Initial scale of every order, or one for each. Repeated orders start a factor of 4 apart.
+        scale_init: Initial scale of every order, or one for each. Repeated orders start a factor of 4 apart. Small scales train
+            best (results/scale_init.csv): from 1 the blur has to be unlearned first.
         scale_per_channel: Learn a scale for each channel, spread geometrically from a tenth to ten times `scale_init`.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
     """
@@ -217,7 +218,7 @@ class TailPropagation(nn.Module):
         orders: Sequence[float] = (2.0, 1.0),
         gate: str = "content",
         order_mode: str = "fixed",
-        scale_init: float | Sequence[float] = 0.2,
+        scale_init: float | Sequence[float] = 0.02,
         scale_per_channel: bool = False,
         gate_reduction: int = 8,
         device: torch.device | None = None,

@@ -121,7 +121,7 @@ class NoPropagation(nn.Module):
 
     needs_frequency_embedding: Final = False
 
-    def __init__(self, dim: int, **dd: Any) -> None:
+    def __init__(self, dim: int, **dd: Any) -> None:  # noqa: ARG002 - every mixer is made alike
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:

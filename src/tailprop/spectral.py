@@ -12,6 +12,7 @@ import math
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["dct2", "dct_basis", "frequency_grid", "idct2", "spectral_filter"]
@@ -72,16 +73,28 @@ def _spatial_shape(x: Tensor) -> tuple[int, int, int]:
 
 
 def _along_width(basis: Tensor, x: Tensor) -> Tensor:
-    *lead, w, c = x.shape
+    if torch.compiler.is_exporting():
+        return _mix_channels(basis, x.transpose(-3, -2)).transpose(-3, -2)
     # bmm with an expanded basis, not matmul: matmul folds the batch by transposing x, which copies it twice.
-    flat = x.reshape(-1, w, c)
-    return torch.bmm(basis.expand(flat.shape[0], w, w), flat).reshape(*lead, w, c)
+    *lead, w, c = x.shape
+    batch = math.prod(lead)
+    return torch.bmm(basis.expand(batch, w, w), x.reshape(batch, w, c)).view(*lead, w, c)
 
 
 def _along_height(basis: Tensor, x: Tensor) -> Tensor:
+    if torch.compiler.is_exporting():
+        return _mix_channels(basis, x)
     *lead, h, w, c = x.shape
-    flat = x.reshape(-1, h, w * c)
-    return torch.bmm(basis.expand(flat.shape[0], h, h), flat).reshape(*lead, h, w, c)
+    batch = math.prod(lead)
+    return torch.bmm(basis.expand(batch, h, h), x.reshape(batch, h, w * c)).view(*lead, h, w, c)
+
+
+def _mix_channels(basis: Tensor, x: Tensor) -> Tensor:
+    """The product along axis -3 as a 1x1 convolution, which takes that axis for channels.
+
+    Slower than bmm, but it merges no axes: torch.export cannot prove that merged axes of unknown size come apart again.
+    """
+    return F.conv2d(x, basis[:, :, None, None])
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -44,7 +44,7 @@ class History:
 
 def build_optimizer(model: nn.Module, weight_decay: float, scale_lr: float = 1.0) -> torch.optim.AdamW:
     """AdamW without decay on norms, biases and what the model excepts; propagation scales may learn at another rate."""
-    skip = getattr(model, "no_weight_decay", set)()
+    skip: set[str] = getattr(model, "no_weight_decay", set)()
     groups = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=skip)
     scales = {id(p) for name, p in model.named_parameters() if name.endswith("theta")}
     for group in groups:

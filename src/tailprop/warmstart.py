@@ -58,8 +58,8 @@ class WarmStartReport:
         return "\n".join(lines)
 
 
-# vHeat's training pickles its yacs configuration beside the weights. Read as a plain dictionary it is harmless, and weights_only
-# loading, ours and timm's, gets past it without importing or running anything.
+# vHeat's training pickles its yacs configuration beside the weights. Read as a plain dictionary it is harmless, and
+# weights_only loading, ours and timm's, gets past it without importing or running anything.
 torch.serialization.add_safe_globals([(OrderedDict, "yacs.config.CfgNode")])
 
 

@@ -85,7 +85,7 @@ def _trial(
     steps = study.epochs * (len(train) // study.batch)
     generator = torch.Generator().manual_seed(seed)
 
-    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(_epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         return train.batches(study.batch, generator, flip=True, shift_px=study.size_px // 8)
 
     began = time.perf_counter()
