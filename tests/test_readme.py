@@ -1,0 +1,40 @@
+"""What the README shows is run."""
+
+import re
+from pathlib import Path
+
+import pytest
+import tailprop_cli
+
+from tailprop.backbone import MODELS
+from tailprop.cost import count_macs, count_parameters, create_on_meta
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_python_blocks_run_in_order() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(blocks) >= 4
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+
+
+def test_cost_table_is_counted() -> None:
+    rows = re.findall(r"\| `(tailprop_\w+)` \| ([\d.]+) M \| ([\d.]+) \|", README)
+    assert {name for name, _, _ in rows} == {name for name in MODELS if name.startswith("tailprop")}
+    for name, params, gmacs in rows:
+        model = create_on_meta(name)
+        assert float(params) == pytest.approx(count_parameters(model) / 1e6, abs=0.05)
+        assert float(gmacs) == pytest.approx(count_macs(model) / 1e9, abs=0.005)
+
+
+def test_commands_and_files_exist() -> None:
+    root = Path(__file__).parent.parent
+    for command in re.findall(r"`tailprop (\w+)", README):
+        assert command in tailprop_cli.COMMANDS
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
+        assert (root / target).exists(), target
+    makefile = (root / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, flags=re.MULTILINE):
+        assert f"\n{target}:" in makefile
