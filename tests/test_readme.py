@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-import tailprop_cli
 
+import tailprop_cli
 from tailprop.backbone import MODELS
 from tailprop.cost import count_macs, count_parameters, create_on_meta
 

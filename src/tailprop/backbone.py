@@ -12,11 +12,12 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import ClassifierHead, DropPath, Mlp, calculate_drop_path_rates, trunc_normal_
+from timm.layers import ClassifierHead, DropPath, calculate_drop_path_rates, trunc_normal_
 from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, named_apply, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from tailprop.mlp import MLP
 from tailprop.operator import VARIANTS, TailPropagation, check_at_least, check_choice
 from tailprop.rivals import RIVALS, resample_embedding
 from tailprop.slicing import in_slices
@@ -107,11 +108,11 @@ class TPOLayer(nn.Module):
         **dd: Any,
     ) -> None:
         super().__init__()
-        self.mlp_ratio, self.post_norm, self.layer_scale = mlp_ratio, post_norm, layer_scale
+        self.post_norm, self.layer_scale = post_norm, layer_scale
         self.norm1 = nn.LayerNorm(dim, **dd)
         self.block = TPOBlock(dim, mixer, **dd)
         self.norm2 = nn.LayerNorm(dim, **dd)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), **dd)
+        self.mlp = MLP(dim, mlp_ratio, **dd)
         self.gamma1 = nn.Parameter(torch.empty(dim, **dd)) if layer_scale is not None else None
         self.gamma2 = nn.Parameter(torch.empty(dim, **dd)) if layer_scale is not None else None
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
@@ -124,11 +125,8 @@ class TPOLayer(nn.Module):
     def forward(self, x: Tensor, *embedding: Tensor) -> Tensor:
         y = self.norm1(self.block(x, *embedding)) if self.post_norm else self.block(self.norm1(x), *embedding)
         x = x + self.drop_path(y if self.gamma1 is None else self.gamma1 * y)
-        y = self.norm2(self._mlp(x)) if self.post_norm else self._mlp(self.norm2(x))
+        y = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
         return x + self.drop_path(y if self.gamma2 is None else self.gamma2 * y)
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        return in_slices(self.mlp, x, self.mlp_ratio, self.mlp, lead=3)
 
 
 class TPOStage(nn.Module):
@@ -144,7 +142,7 @@ class TPOStage(nn.Module):
     ) -> None:
         super().__init__()
         self.grad_checkpointing = False
-        self.growth = layers[0].mlp_ratio  # the MLP's hidden layer over the map
+        self.growth = layers[0].mlp.ratio  # the MLP's hidden layer over the map
         self.downsample = downsample if downsample is not None else nn.Identity()
         self.freq_embed = nn.Parameter(torch.empty(*embedding_size, dim, **dd)) if embedding_size else None
         self.layers = nn.ModuleList(layers)

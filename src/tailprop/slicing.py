@@ -39,8 +39,9 @@ def in_slices(f: Callable[[Tensor], Tensor], x: Tensor, growth: float, module: n
 def _may_slice(x: Tensor, module: nn.Module) -> bool:
     if isinstance(x, torch.fx.Proxy) or torch.compiler.is_compiling():
         return False
-    return not torch.is_grad_enabled() and x.device.type == "cpu" and x.numel() > 0 and not _is_hooked(module)
+    return not torch.is_grad_enabled() and x.device.type == "cpu" and x.numel() > 0 and not is_hooked(module)
 
 
-def _is_hooked(module: nn.Module) -> bool:
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody watches the module or anything inside it."""
     return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
