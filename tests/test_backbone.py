@@ -128,16 +128,20 @@ def test_copies_and_pickles() -> None:
 
 @pytest.mark.parametrize("mixer", ["tailprop", "heat"])
 def test_slices_change_nothing(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = tiny_net(mixer=mixer).eval(), torch.randn(5, 3, 64, 64)
-    whole = model(x)  # with gradients: never sliced
+    model, x = tiny_net(mixer=mixer), torch.randn(5, 3, 64, 64)
+
+    def grads() -> list[torch.Tensor]:
+        return list(torch.autograd.grad(model(x).square().sum(), list(model.parameters())))
+
+    whole, whole_grads = model(x), grads()
     runs = []
     run_layers = model.stages[0]._run_layers
     monkeypatch.setattr(model.stages[0], "_run_layers", lambda part: runs.append(len(part)) or run_layers(part))
     monkeypatch.setattr(slicing, "SLICE_BYTES", 20_000)
-    with torch.no_grad():
-        torch.testing.assert_close(model(x), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(x), whole, rtol=1e-5, atol=1e-5)
     assert len(runs) > 1
     assert sum(runs) == 5
+    torch.testing.assert_close(grads(), whole_grads, rtol=1e-4, atol=1e-5)
 
 
 def test_hooks_see_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:

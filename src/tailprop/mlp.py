@@ -2,8 +2,8 @@
 
 Shapes: B batch, H height, W width, C channels.
 
-Its hidden layer is four times as wide as anything else. Without gradients on a CPU it is computed in slices (see `slicing`).
-With gradients, PyTorch keeps the hidden layer before and after GELU; `gelu_linear` keeps it once and applies GELU again on the
+Its hidden layer is four times as wide as anything else. On a CPU it is computed in slices (see `slicing`). For the backward
+pass PyTorch keeps the hidden layer before and after GELU; `gelu_linear` keeps it once and applies GELU again on the
 way back, which on a CPU costs less than the memory did. A graph under capture is left plain: its compiler decides what to keep.
 """
 

@@ -1,9 +1,9 @@
-"""Inference on a CPU in slices small enough for its caches.
+"""Work on a CPU in slices small enough for its caches.
 
 A batch of eight 224-pixel images has MLP activations of 38 MB in the first stage of Tiny. Each is a fresh allocation that the
 system hands out page by page and that no cache holds, and that costs more than the arithmetic. Samples do not depend on each
-other, nor positions in an MLP, so without gradients a module may as well see a few at a time, with the same result. GPUs want
-the whole batch, training needs every activation anyway, and a captured graph is not ours to cut: there it is simply called.
+other, nor positions in an MLP, so a module may as well see a few at a time, with the same result, forward and backward. GPUs
+want the whole batch, and a captured graph is not ours to cut: there the module is simply called.
 """
 
 import math
@@ -39,7 +39,7 @@ def in_slices(f: Callable[[Tensor], Tensor], x: Tensor, growth: float, module: n
 def _may_slice(x: Tensor, module: nn.Module) -> bool:
     if isinstance(x, torch.fx.Proxy) or torch.compiler.is_compiling():
         return False
-    return not torch.is_grad_enabled() and x.device.type == "cpu" and x.numel() > 0 and not is_hooked(module)
+    return x.device.type == "cpu" and x.numel() > 0 and not is_hooked(module)
 
 
 def is_hooked(module: nn.Module) -> bool:
