@@ -1,5 +1,5 @@
 # make demo: train a small TailProp on embedded data and draw what it does. make test: lint, types, tests.
-# Both build their own environment first; nothing but Python (3.10 or newer) and make is needed.
+# Both build their own environment first; nothing but Python (3.11 or newer) and make is needed.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin

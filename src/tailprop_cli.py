@@ -31,9 +31,8 @@ def _call(name: str, args: list[str]) -> int:
 
     module_name, options_name, what = COMMANDS[name]
     module = import_module(module_name)
-    options = tyro.cli(getattr(module, options_name), args=args, prog=f"tailprop {name}", description=what)
     try:
-        module.run(options)
+        module.run(tyro.cli(getattr(module, options_name), args=args, prog=f"tailprop {name}", description=what))
     except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
     except KeyboardInterrupt:

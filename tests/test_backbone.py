@@ -153,6 +153,42 @@ def test_hooks_see_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [5]
 
 
+def test_backward_hooks_see_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slicing, "SLICE_BYTES", 20_000)
+    model, seen = tiny_net(), []
+    for module in (model.stages[0].layers[0], model.stages[0].layers[0].mlp.fc2):
+        module.register_full_backward_hook(lambda _m, _grads, out: seen.append(len(out[0])))
+    model(torch.randn(5, 3, 64, 64)).sum().backward()
+    assert seen == [5, 5]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # inside torch.func.jvp
+def test_forward_mode_derivatives() -> None:
+    model, x = tiny_net().eval(), torch.randn(1, 3, 32, 32)
+    value, tangent = torch.func.jvp(model, (x,), (torch.ones_like(x),))
+    step = 1e-3
+    difference = (model(x + step) - model(x - step)) / (2 * step)
+    torch.testing.assert_close(value, model(x))
+    torch.testing.assert_close(tangent, difference, rtol=5e-2, atol=1e-3)
+
+
+def test_stochastic_depth_and_dropout_are_at_work() -> None:
+    x = torch.randn(8, 3, 32, 32)
+    for settings in (dict(drop_path_rate=0.9), dict(drop_rate=0.9)):
+        model = tiny_net(**settings).train()
+        assert not torch.equal(model(x), model(x))
+        assert torch.equal(model.eval()(x), model(x))
+
+
+def test_final_norm_on_request() -> None:
+    model, x = tiny_net().eval(), torch.randn(1, 3, 64, 64)
+    (normed,) = model.forward_intermediates(x, indices=[3], norm=True, intermediates_only=True)
+    torch.testing.assert_close(normed, model.forward_features(x))
+    model.prune_intermediate_layers([0, 1])
+    final, _ = model.forward_intermediates(x)
+    assert final.shape == (1, 32, 8, 8)
+
+
 def test_every_name_is_registered() -> None:
     assert set(timm.list_models(["tailprop_*", "vheat_*", "waveformer_*"])) == set(MODELS)
     assert {f"tailprop_{size}" for size in ("pico", "nano", "tiny", "small", "base")} < set(MODELS)
@@ -166,6 +202,7 @@ def test_every_name_is_registered() -> None:
         (dict(mixer_args=dict(gate="soft")), "unknown gate 'soft'"),
         (dict(mixer_args=dict(orders=(2.0, -1.0))), r"\(0, 2\], got -1.0"),
         (dict(num_classes=-1), "num_classes must be at least 1, or 0 for a model without a classifier; got -1"),
+        (dict(drop_path_rate=1.5), r"drop_path_rate lies in \[0, 1\), got 1.5"),
         (dict(in_chans=0), "in_chans must be at least 1, got 0"),
         (dict(dims=(15, 32, 32, 64)), r"dims\[0\] must be even"),
         (dict(depths=(1, 1)), "one entry for each stage"),

@@ -169,6 +169,25 @@ def test_scales_start_where_told_and_stay_positive() -> None:
     torch.testing.assert_close(spread[0, [0, -1]], torch.tensor([0.05, 5.0]), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("scale", [3e-4, 1.0, 800.0])
+def test_extreme_scales_stay_finite(scale: float) -> None:
+    for per_channel in (False, True):
+        scales = TailPropagation(4, scale_init=scale, scale_per_channel=per_channel).scales().detach()
+        assert torch.isfinite(scales).all()
+        assert scales.max() == pytest.approx(10 * scale if per_channel else scale, rel=1e-3)
+
+
+def test_gate_is_equation_8() -> None:
+    module, x = shaken(16), torch.randn(3, 4, 5, 16)
+    assert module.gate_mlp is not None
+    fc1, fc2 = module.gate_mlp.fc1, module.gate_mlp.fc2
+    pooled = x.sum((1, 2)) / 20
+    hidden = pooled @ fc1.weight.T + fc1.bias
+    hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+    lam = 1 / (1 + torch.exp(-(hidden @ fc2.weight.T + fc2.bias)))
+    torch.testing.assert_close(module.explain(x).lam, lam)
+
+
 @pytest.mark.parametrize("mode", ["learned", "content"])
 def test_orders_start_where_told(mode: str) -> None:
     module = TailPropagation(8, orders=(1.5, 0.8), order_mode=mode)
@@ -210,7 +229,8 @@ def test_stable_response_is_one_at_rest_with_finite_gradients() -> None:
         (dict(orders=(2.5, 1.0)), r"a stable order lies in \(0, 2\], got 2.5"),
         (dict(orders=(0.0,)), r"a stable order lies in \(0, 2\], got 0.0"),
         (dict(orders=()), "at least one order"),
-        (dict(scale_init=0.0), "scale_init must be above 0.0002, got 0.0"),
+        (dict(scale_init=0.0), "scale_init must be finite and above 0.0002, got 0.0"),
+        (dict(scale_init=math.nan), "got nan"),
         (dict(scale_init=(0.1, 0.2, 0.3)), "got 3 for 2 orders"),
         (dict(dim=0), "dim must be at least 1, got 0"),
         (dict(gate_reduction=0), "gate_reduction must be at least 1, got 0"),
@@ -225,5 +245,13 @@ def test_bad_arguments_of_the_function() -> None:
     x = torch.zeros(1, 4, 4, 2)
     with pytest.raises(ValueError, match="3 scales, 3 weights and 2 orders"):
         tail_propagate(x, (1.0, 1.0, 1.0))
-    with pytest.raises(ValueError, match="lies in"):
-        tail_propagate(x, (1.0,), orders=(3.0,))
+    for arguments, message in (
+        (dict(x=x, scales=(1.0,), orders=(3.0,)), "lies in"),
+        (dict(x=x[0], scales=(1.0, 1.0)), "channels-last map"),
+        (dict(x=x, scales=1.0), "a value for each order"),
+        (dict(x=x, scales=(-1.0, 1.0)), "not negative, got -1.0"),
+        (dict(x=x, scales=(1.0, 1.0), weights=(0.5, 0.2)), "must sum to 1"),
+    ):
+        for function in (tail_propagate, tail_propagate_reference):
+            with pytest.raises(ValueError, match=message):
+                function(**arguments)

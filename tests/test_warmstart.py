@@ -126,12 +126,14 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("cut.pth").write_bytes(Path("evil.pth").read_bytes()[:100])
     Path("cut.safetensors").write_bytes(b"\x08\x00")
     torch.save([1, 2], "list.pth")
+    Path("text.pth").write_text("hello world, not a checkpoint")
     for name, message in {
         "none.pth": "no checkpoint at none.pth",
         "evil.pth": "holds more than weights and was not executed",
         "cut.pth": "cut.pth is damaged",
         "cut.safetensors": "cut.safetensors is damaged",
         "list.pth": "list.pth holds no state dict",
+        "text.pth": "text.pth is damaged",
     }.items():
         with pytest.raises(ValueError, match=message):
             read_state_dict(name)

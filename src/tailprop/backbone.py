@@ -17,8 +17,9 @@ from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs,
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from tailprop.checks import check_at_least, check_choice
 from tailprop.mlp import MLP
-from tailprop.operator import VARIANTS, TailPropagation, check_at_least, check_choice
+from tailprop.operator import VARIANTS, TailPropagation
 from tailprop.rivals import RIVALS, resample_embedding
 from tailprop.slicing import in_slices
 from tailprop.warmstart import checkpoint_filter_fn
@@ -167,7 +168,7 @@ class TailProp(nn.Module):
     Args:
         in_chans: Channels of the image.
         num_classes: Classes of the head; 0 for none.
-        global_pool: Pooling before the classifier, as in timm; "" for none.
+        global_pool: Pooling before the classifier, as in timm; "" for none, with num_classes=0.
         depths: Layers of each stage.
         dims: Channels of each stage.
         mixer: What propagates: a variant of the operator ("tailprop", "gaussian", "cauchy", "fixed", "learnable",
@@ -201,7 +202,7 @@ class TailProp(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(in_chans, num_classes, depths, dims)
+        _check_sizes(in_chans, num_classes, depths, dims, drop_path_rate)
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_chans, self.num_classes, self.drop_rate = in_chans, num_classes, drop_rate
         self.num_features = self.head_hidden_size = dims[-1]
@@ -308,8 +309,9 @@ class TailProp(nn.Module):
     ) -> list[int]:
         """Drop what the chosen stages do not need."""
         taken, last_taken = feature_take_indices(len(self.stages), indices)
+        cut = last_taken + 1 < len(self.stages)
         self.stages = self.stages[: last_taken + 1]
-        if prune_norm:
+        if prune_norm or cut:  # the norm has the width of the last stage
             self.norm = nn.Identity()
         if prune_head:
             self.head = nn.Identity()
@@ -343,13 +345,15 @@ torch.fx.wrap("require_size")
 torch.fx.wrap("resample_embedding")
 
 
-def _check_sizes(in_chans: int, num_classes: int, depths: Sequence[int], dims: Sequence[int]) -> None:
+def _check_sizes(in_chans: int, num_classes: int, depths: Sequence[int], dims: Sequence[int], drop_path_rate: float) -> None:
     check_at_least("in_chans", in_chans, 1)
     _check_num_classes(num_classes)
     if len(depths) != len(dims) or len(depths) == 0:
         raise ValueError(f"depths and dims need one entry for each stage, got {tuple(depths)} and {tuple(dims)}")
     for depth in depths:
         check_at_least("each of depths", depth, 1)
+    if not 0 <= drop_path_rate < 1:
+        raise ValueError(f"drop_path_rate lies in [0, 1), got {drop_path_rate}")
     if dims[0] < 2 or dims[0] % 2:
         raise ValueError(f"dims[0] must be even, the stem's first convolution has half as many channels; got {dims[0]}")
 

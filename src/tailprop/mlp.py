@@ -14,7 +14,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tailprop.slicing import in_slices, is_hooked
+from tailprop.slicing import in_slices, is_captured, is_hooked
 
 __all__ = ["MLP", "gelu_linear"]
 
@@ -49,6 +49,19 @@ class _GeluLinear(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
         hidden, weight, _ = inputs
         ctx.save_for_backward(hidden, weight)
+        ctx.save_for_forward(hidden, weight)
+
+    @staticmethod
+    def jvp(ctx: Any, d_hidden: Tensor | None, d_weight: Tensor | None, d_bias: Tensor | None) -> Tensor:
+        hidden, weight = ctx.saved_tensors
+        parts = []
+        if d_hidden is not None:
+            parts.append(F.linear(torch.ops.aten.gelu_backward(d_hidden, hidden), weight))
+        if d_weight is not None:
+            parts.append(F.linear(F.gelu(hidden), d_weight))
+        if d_bias is not None:
+            parts.append(d_bias.expand(*hidden.shape[:-1], -1))
+        return torch.stack(parts).sum(0)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,6 +80,6 @@ def gelu_linear(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _is_plain(hidden: Tensor, fc2: nn.Module) -> bool:
     """Whether fc2 has to be called as a module: a captured graph, someone's hook, or an adapter in its place."""
-    if isinstance(hidden, torch.fx.Proxy) or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if is_captured(hidden) or not torch.is_grad_enabled():
         return True
     return type(fc2) is not nn.Linear or is_hooked(fc2)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from tailprop.checks import check_at_least, check_choice
 from tailprop.spectral import dct2, frequency_grid, spectral_filter
 
 __all__ = [
@@ -80,6 +81,7 @@ def tail_propagate(
     >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
     torch.Size([1, 64, 48, 3])
     """
+    _check_map(x)
     return spectral_filter(x, _Mix.of(x, scales, weights, orders).response(x))  # (B, H, W, C)
 
 
@@ -93,6 +95,7 @@ def tail_propagate_reference(
 
     It computes in float64 whatever it is given, so that a difference from `tail_propagate` is the fast path's.
     """
+    _check_map(x)
     dtype, x = x.dtype, x.double()
     _, h, w, _ = x.shape
     d_h, d_w = _cosine_matrix(h, x), _cosine_matrix(w, x)
@@ -102,6 +105,8 @@ def tail_propagate_reference(
     away_from_zero = torch.where(rho > 0, rho, 1.0)
 
     mix = _Mix.of(x, scales, weights, orders)
+    last = 1 - mix.weights[:, :-1].sum(1, keepdim=True)
+    shares = torch.cat([mix.weights[:, :-1], last], dim=1)
     y = torch.zeros_like(x)
     for k, order in enumerate(mix.orders):
         alpha = order[..., None, None] if isinstance(order, Tensor) else order  # (B, C, 1, 1) or a number
@@ -109,7 +114,7 @@ def tail_propagate_reference(
         response = torch.exp(-mix.scales[k, :, None, None] * decay)
         branch = d_h @ x.permute(0, 3, 1, 2) @ d_w.T  # DCT, (B, C, H, W)
         branch = d_h.T @ (response * branch) @ d_w  # inverse DCT
-        y = y + mix.weights[:, k, None, None, :] * branch.permute(0, 2, 3, 1)
+        y = y + shares[:, k, None, None, :] * branch.permute(0, 2, 3, 1)
     return y.to(dtype)
 
 
@@ -139,6 +144,7 @@ class _Mix(NamedTuple):
         orders: Tensor | Sequence[float],
     ) -> "_Mix":
         dtype = torch.promote_types(x.dtype, torch.float32)
+        _check_numbers(scales, weights)
         scales = torch.as_tensor(scales, dtype=dtype, device=x.device)
         scales = scales[:, None] if scales.ndim == 1 else scales
         num_orders = scales.shape[0]
@@ -167,6 +173,24 @@ class _Mix(NamedTuple):
         for k, h in enumerate(others):
             mixed = torch.addcmul(mixed, self.weights[:, k, None, None, :], h - last)
         return mixed
+
+
+def _check_map(x: Tensor) -> None:
+    if x.ndim != 4:
+        raise ValueError(f"a channels-last map (batch, height, width, channels) is needed, got shape {tuple(x.shape)}")
+
+
+def _check_numbers(scales: Tensor | Sequence[float], weights: Tensor | Sequence[float] | None) -> None:
+    """Refuse plain numbers that make no sense; tensors are left alone, looking into them would wait for a GPU."""
+    for name, values in (("scales", scales), ("weights", weights)):
+        if isinstance(values, int | float) or (isinstance(values, Tensor) and values.ndim == 0):
+            raise ValueError(f"{name} needs a value for each order, got the single number {values}")
+    if not isinstance(scales, Tensor):
+        for scale in scales:
+            if not 0 <= scale < math.inf:
+                raise ValueError(f"a scale must be finite and not negative, got {scale}")
+    if isinstance(weights, list | tuple) and not math.isclose(sum(weights), 1, abs_tol=1e-3):
+        raise ValueError(f"weights must sum to 1, got {weights}")
 
 
 def _to_bkc(v: Tensor) -> Tensor:
@@ -203,8 +227,8 @@ class TailPropagation(nn.Module):
             for more; "learned" holds a weight for each channel; "fixed" gives equal shares.
         order_mode: "fixed" keeps `orders`; "learned" trains an order for each entry, starting there; "content" predicts
             2 sigmoid(MLP(GAP(X))) for each channel, starting there.
-        scale_init: Initial scale of every order, or one for each. Repeated orders start a factor of 4 apart. Small scales train
-            best (results/scale_init.csv): from 1 the blur has to be unlearned first.
+        scale_init: Initial scale of every order, or one for each. Repeated orders start a factor of 4 apart. The
+            default is close to no propagation at all; starting at 1 cost two points in results/scale_init.csv.
         scale_per_channel: Learn a scale for each channel, spread geometrically from a tenth to ten times `scale_init`.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
     """
@@ -250,7 +274,8 @@ class TailPropagation(nn.Module):
         scales = torch.tensor(self.scale_init, dtype=torch.float64, device="cpu")[:, None]  # (K, 1)
         if self.scale_per_channel:
             scales = scales * torch.logspace(-1, 1, self.dim, dtype=torch.float64, device="cpu")  # (K, C)
-        self.theta.copy_(torch.log(torch.expm1(scales - SCALE_OFFSET)))
+        softplus = (scales - SCALE_OFFSET).clamp_min(1e-6)
+        self.theta.copy_(softplus + torch.log(-torch.expm1(-softplus)))  # the inverse of softplus, for large values too
         # An order of exactly 2 is the end of the sigmoid's range, out of reach; 1.99 still learns.
         order_logits = torch.logit(torch.tensor(self.orders, dtype=torch.float64, device="cpu") / 2, eps=5e-3)[:, None]
         if self.gate_logits is not None:
@@ -328,16 +353,6 @@ def at_least_float32(v: Tensor) -> Tensor:
     return v.to(torch.promote_types(v.dtype, torch.float32))
 
 
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(map(repr, choices))}")
-
-
-def check_at_least(name: str, value: float, least: float) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
 def _shares(logits: Tensor, dim: int) -> Tensor:
     """Softmax over K orders of K - 1 logits, the last being 0: for two orders exactly sigmoid and its complement."""
     logits = at_least_float32(logits)
@@ -362,6 +377,6 @@ def _checked_scales(scale_init: float | Sequence[float], orders: tuple[float, ..
     if len(scales) != len(orders):
         raise ValueError(f"scale_init needs one value or one for each order, got {len(scales)} for {len(orders)} orders")
     for scale in scales:
-        if scale <= 2 * SCALE_OFFSET:
-            raise ValueError(f"scale_init must be above {2 * SCALE_OFFSET:g}, got {scale}")
+        if not 2 * SCALE_OFFSET < scale < math.inf:
+            raise ValueError(f"scale_init must be finite and above {2 * SCALE_OFFSET:g}, got {scale}")
     return scales

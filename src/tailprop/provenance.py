@@ -11,10 +11,10 @@ import torch
 __all__ = ["provenance"]
 
 
-def provenance() -> dict[str, str]:
+def provenance(device: str = "cpu") -> dict[str, str]:
     """What has to stand beside a measured number."""
     return {
-        "hardware": _hardware(),
+        "hardware": _hardware(device),
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -23,8 +23,8 @@ def provenance() -> dict[str, str]:
     }
 
 
-def _hardware() -> str:
-    if torch.cuda.is_available():
+def _hardware(device: str) -> str:
+    if device == "cuda":
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return f"{os.cpu_count()} x {_cpu_name()}"
 
@@ -39,8 +39,9 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    here = Path(__file__).parent
+    here = Path(__file__).parent  # installed inside another repository, this file is not that repository's
     try:
+        subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, check=True, timeout=10)
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True, timeout=10
         )

@@ -68,8 +68,9 @@ class HeatConduction(nn.Module):
 
     needs_frequency_embedding: Final = True
 
-    def __init__(self, dim: int, **dd: Any) -> None:
+    def __init__(self, dim: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.to_k = nn.Linear(dim, dim, **dd)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
@@ -81,8 +82,9 @@ class WavePropagation(nn.Module):
 
     needs_frequency_embedding: Final = True
 
-    def __init__(self, dim: int, **dd: Any) -> None:
+    def __init__(self, dim: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.to_t = nn.Linear(dim, dim, **dd)
         self.speed = nn.Parameter(torch.empty(1, **dd))
         self.damping = nn.Parameter(torch.empty(1, **dd))
@@ -102,8 +104,11 @@ class SelfAttention(nn.Module):
 
     needs_frequency_embedding: Final = False
 
-    def __init__(self, dim: int, head_dim: int = 32, **dd: Any) -> None:
+    def __init__(
+        self, dim: int, head_dim: int = 32, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
         if head_dim < 1 or dim % head_dim:
             raise ValueError(f"attention needs channels divisible by head_dim, got {dim} channels and head_dim {head_dim}")
         self.head_dim = head_dim
@@ -121,7 +126,12 @@ class NoPropagation(nn.Module):
 
     needs_frequency_embedding: Final = False
 
-    def __init__(self, dim: int, **dd: Any) -> None:  # noqa: ARG002 - every mixer is made alike
+    def __init__(
+        self,
+        dim: int,  # noqa: ARG002 - every mixer is made alike
+        device: torch.device | None = None,  # noqa: ARG002
+        dtype: torch.dtype | None = None,  # noqa: ARG002
+    ) -> None:
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:

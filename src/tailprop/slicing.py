@@ -14,6 +14,12 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
+_GLOBAL_HOOKS: Final = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 SLICE_BYTES: Final = 10 << 20  # best of 2.5 to 40 MB on a 32 MB last-level cache; below glibc's limit for reusing memory
 
 
@@ -37,11 +43,18 @@ def in_slices(f: Callable[[Tensor], Tensor], x: Tensor, growth: float, module: n
 
 
 def _may_slice(x: Tensor, module: nn.Module) -> bool:
-    if isinstance(x, torch.fx.Proxy) or torch.compiler.is_compiling():
+    if is_captured(x):
         return False
     return x.device.type == "cpu" and x.numel() > 0 and not is_hooked(module)
 
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether somebody watches the module or anything inside it."""
-    return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+    return any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in module.modules()
+    ) or any(getattr(nn.modules.module, name, None) for name in _GLOBAL_HOOKS)
+
+
+def is_captured(x: Tensor) -> bool:
+    """Whether a graph is being recorded: by symbolic tracing, compile, export or jit tracing."""
+    return isinstance(x, torch.fx.Proxy) or torch.compiler.is_compiling() or torch._C._is_tracing()

@@ -70,7 +70,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
         raise ValueError(f"no checkpoint at {path}")
     try:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError) as error:
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, KeyError) as error:
         raise ValueError(
             f"{path} is damaged, or holds more than weights and was not executed ({_first_line(error)})"
         ) from error
@@ -93,7 +93,10 @@ def warm_start(model: nn.Module, source: Mapping[str, Tensor] | str | Path) -> W
     ours = model.state_dict()
     fits = {name: v for name, v in theirs.items() if name in ours and ours[name].shape == v.shape}
     if not fits:
-        raise ValueError("nothing in this checkpoint fits the model; it needs the widths and depths of the model's size")
+        raise ValueError(
+            "nothing in this checkpoint fits the model: it has "
+            f"{', '.join(list(theirs)[:3])}, ... where the model has {', '.join(list(ours)[:3])}, ..."
+        )
     model.load_state_dict(fits, strict=False)
     return WarmStartReport(
         taken=tuple(fits),

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tailprop.backbone as backbone
+from tailprop.checks import check_at_least
 from tailprop.cost import count_macs, count_parameters, create_on_meta
 
 
@@ -18,8 +19,13 @@ class Models:
     width: int = 224
     """Image width for the multiply-adds."""
 
+    def check(self) -> None:
+        check_at_least("height", self.height, backbone.MIN_SIZE_PX)
+        check_at_least("width", self.width, backbone.MIN_SIZE_PX)
+
 
 def run(options: Models) -> None:
+    options.check()
     table = Table("model", "mixer", "depths", "dims", "parameters", f"GMACs at {options.height}x{options.width}")
     for name, settings in backbone.MODELS.items():
         model = create_on_meta(name)

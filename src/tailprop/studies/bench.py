@@ -23,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
+from tailprop.checks import check_at_least, check_model
 from tailprop.provenance import provenance
 
 PUBLISHED_VHEAT = "vHeat-T (published code)"
@@ -46,10 +47,18 @@ class Bench:
     """Rounds after one to warm up."""
     threads: int = 2
     """CPU threads."""
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     """Where to run: cpu or cuda."""
     out: Path | None = None
     """CSV to write."""
+
+    def check(self) -> None:
+        for name, least in (("batch", 1), ("rounds", 1), ("threads", 1), ("size_px", 32)):
+            check_at_least(name, getattr(self, name), least)
+        if not self.models or not self.modes:
+            raise ValueError("at least one model and one mode are needed")
+        for model in self.models:
+            check_model(model)
 
 
 @dataclass(frozen=True)
@@ -61,13 +70,12 @@ class Row:
 
 
 def run(options: Bench) -> None:
+    options.check()
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("no CUDA device is visible; use --device cpu")
-    if options.batch < 1 or options.rounds < 1:
-        raise ValueError(f"batch and rounds must be at least 1, got {options.batch} and {options.rounds}")
     torch.set_num_threads(options.threads)
     rows = [row for mode in options.modes for row in measure(options, mode)]
-    where = provenance() | {"dtype": "float32", "batch": str(options.batch), "size_px": str(options.size_px)}
+    where = provenance(options.device) | {"dtype": "float32", "batch": str(options.batch), "size_px": str(options.size_px)}
     _print(rows, where)
     if options.out is not None:
         _write(options.out, rows, where)
@@ -89,18 +97,20 @@ def measure(options: Bench, mode: str) -> list[Row]:
 
 
 def _create(options: Bench) -> dict[str, nn.Module]:
-    unknown = [name for name in options.models if not timm.is_model(name)]
-    if unknown:
-        raise ValueError(f"timm has no model {unknown[0]!r}; `tailprop models` lists ours")
-    models = {name: timm.create_model(name) for name in options.models}
+    models = {name: timm.create_model(name, **_size(name, options.size_px)) for name in options.models}
     if options.vheat_code is not None:
         models[PUBLISHED_VHEAT] = _published_vheat(options.vheat_code)
     return models
 
 
+def _size(name: str, size_px: int) -> dict[str, int]:
+    """Some peers have to be told the size of the image."""
+    return {"img_size": size_px} if timm.get_pretrained_cfg_value(name, "fixed_input_size") else {}
+
+
 def _published_vheat(path: Path) -> nn.Module:
-    if not path.is_file():
-        raise ValueError(f"no file {path}; --vheat-code wants classification/models/vHeat.py of vHeat's repository")
+    if not path.is_file() or path.suffix != ".py":
+        raise ValueError(f"no Python file {path}; --vheat-code wants classification/models/vHeat.py of vHeat's repository")
     spec = importlib.util.spec_from_file_location("published_vheat", path)
     assert spec is not None
     assert spec.loader is not None

@@ -19,6 +19,7 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 
 import tailprop
+from tailprop.checks import check_at_least, check_model
 from tailprop.data.memory import ImageSet, load_digits
 from tailprop.train import History, Schedule, build_optimizer, fit
 
@@ -38,12 +39,20 @@ class Demo:
     seed: int = 0
     """Seed of weights and shuffling."""
 
+    def check(self) -> None:
+        check_at_least("epochs", self.epochs, 1)
+        check_at_least("batch", self.batch, 1)
+        check_model(self.model)
+
 
 def run(demo: Demo) -> None:
+    demo.check()
     mpl.use("agg")
     demo.out.mkdir(parents=True, exist_ok=True)
     console = Console()
     train, test = load_digits()
+    if demo.batch > len(train):
+        raise ValueError(f"a batch of {demo.batch} is more than the {len(train)} digits there are")
     console.print(f"{len(train)} digits to learn from, {len(test)} held out; {demo.model} at {train.images.shape[-1]} px")
     began = time.perf_counter()
     model, history = _train(demo, train, test)
@@ -118,7 +127,7 @@ def _draw_learning(history: History, test: ImageSet, predictions: Tensor) -> Fig
 
     size = len(test.classes)
     counts = torch.bincount(test.labels * size + predictions, minlength=size**2).reshape(size, size)
-    confusion.imshow(counts.sqrt(), cmap="Blues")  # the root, so that single mistakes show
+    confusion.imshow(counts.sqrt().numpy(), cmap="Blues")  # the root, so that single mistakes show
     for row in range(size):
         for column in range(size):
             if (count := int(counts[row, column])) > 0:
@@ -137,15 +146,15 @@ def draw_operator(scales: tuple[float, float] = (60.0, 8.0)) -> Figure:
     lights[0, [70, 128, 200], [60, 150, 90]] = 1.0
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     axes = figure.subplots(2, 5)
-    axes[0, 0].imshow(photo[0])
+    axes[0, 0].imshow(photo[0].numpy())
     axes[0, 0].set_title("photograph")
-    axes[1, 0].imshow(lights[0, ..., 0], cmap="magma", vmax=0.05)
+    axes[1, 0].imshow(lights[0, ..., 0].numpy(), cmap="magma", vmax=0.05)
     axes[1, 0].set_title("three points of light")
     for column, lam in enumerate((1.0, 0.7, 0.3, 0.0), start=1):
         weights = (lam, 1 - lam)
-        axes[0, column].imshow(tailprop.tail_propagate(photo, scales, weights)[0].clamp(0, 1))
+        axes[0, column].imshow(tailprop.tail_propagate(photo, scales, weights)[0].clamp(0, 1).numpy())
         glow = tailprop.tail_propagate(lights, scales, weights)[0, ..., 0]
-        axes[1, column].imshow((glow / glow.max()).clamp_min(1e-5).log10(), cmap="magma", vmin=-4, vmax=0)
+        axes[1, column].imshow((glow / glow.max()).clamp_min(1e-5).log10().numpy(), cmap="magma", vmin=-4, vmax=0)
         name = {1.0: ", Gaussian", 0.0: ", Cauchy"}.get(lam, "")
         axes[0, column].set_title(f"$\\lambda$ = {lam:g}{name}")
         axes[1, column].set_title("response, log scale")

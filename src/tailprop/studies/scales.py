@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tailprop.checks import check_at_least, check_choice, check_model
 from tailprop.data.memory import ImageSet, load_parquet
 from tailprop.operator import TailPropagation
+from tailprop.provenance import provenance
 from tailprop.train import Schedule, build_optimizer, fit
 
 TRIALS: dict[str, dict[str, Any]] = {
@@ -56,15 +58,24 @@ class ScaleStudy:
     only: tuple[str, ...] = ()
     """Run just these trials."""
 
+    def check(self) -> None:
+        for name in self.only:
+            check_choice("trial", name, tuple(TRIALS))
+        for name, least in (("epochs", 1), ("batch", 1), ("size_px", 32)):
+            check_at_least(name, getattr(self, name), least)
+        check_model(self.model)
+
 
 def run(study: ScaleStudy) -> None:
+    study.check()
     train = load_parquet(study.data, "train", study.size_px)
     test = load_parquet(study.data, "validation", study.size_px)
+    where = provenance()
     names = study.only or tuple(TRIALS)
     rows = []
     for seed in study.seeds:
         for name in names:
-            rows.append(dict(trial=name, seed=seed, **_trial(study, train, test, seed, **TRIALS[name])))
+            rows.append(dict(trial=name, seed=seed, **_trial(study, train, test, seed, **TRIALS[name]), **where))
             _write(study.out, rows)
             print(rows[-1])
 
