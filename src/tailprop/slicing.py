@@ -20,7 +20,7 @@ _GLOBAL_HOOKS: Final = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
-SLICE_BYTES: Final = 10 << 20  # best of 2.5 to 40 MB on a 32 MB last-level cache; below glibc's limit for reusing memory
+SLICE_BYTES: Final = 10 << 20  # the fastest of 1, 2, 3, 5 and 10 MB for Tiny at batch 8 on a 32 MB last-level cache
 
 
 def in_slices(f: Callable[[Tensor], Tensor], x: Tensor, growth: float, module: nn.Module, lead: int = 1) -> Tensor:
