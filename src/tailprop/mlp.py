@@ -4,7 +4,7 @@ Shapes: B batch, H height, W width, C channels.
 
 Its hidden layer is four times as wide as anything else. On a CPU it is computed in slices (see `slicing`). For the backward
 pass PyTorch keeps the hidden layer before and after GELU; `gelu_linear` keeps it once and applies GELU again on the
-way back, a little arithmetic for a fifth of a layer's memory. A graph under capture is left plain: its compiler decides.
+way back, a little arithmetic for the memory of a hidden layer. A graph under capture is left plain: its compiler decides.
 """
 
 from typing import Any

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from tailprop.rivals import resample_embedding
 
 __all__ = ["WarmStartReport", "checkpoint_filter_fn", "read_state_dict", "warm_start"]
 
@@ -134,5 +135,4 @@ def _rename_vheat(name: str) -> str:
 def _resize_embedding(value: Tensor, shape: torch.Size) -> Tensor:
     if value.shape[-1] != shape[-1]:
         return value  # another width: let the loader say so
-    resized = F.interpolate(value.permute(2, 0, 1)[None].float(), shape[:2], mode="bilinear", align_corners=True)
-    return resized[0].permute(1, 2, 0).to(value.dtype)
+    return resample_embedding(value, torch.empty(1, *shape, device="meta"))
