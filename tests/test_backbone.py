@@ -80,7 +80,7 @@ def test_post_norm_starts_near_the_identity_and_pre_norm_does_not() -> None:
 
 def test_drop_path_rises_to_its_rate() -> None:
     layers = [layer for stage in tiny_net(drop_path_rate=0.4).stages for layer in stage.layers]
-    rates = [getattr(layer.drop_path, "drop_prob", 0.0) for layer in layers]
+    rates = [layer.drop_path.rate for layer in layers]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
@@ -128,20 +128,15 @@ def test_copies_and_pickles() -> None:
 
 @pytest.mark.parametrize("mixer", ["tailprop", "heat"])
 def test_slices_change_nothing(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = tiny_net(mixer=mixer), torch.randn(5, 3, 64, 64)
-
-    def grads() -> list[torch.Tensor]:
-        return list(torch.autograd.grad(model(x).square().sum(), list(model.parameters())))
-
-    whole, whole_grads = model(x), grads()
-    runs = []
+    model, x = tiny_net(mixer=mixer).eval(), torch.randn(5, 3, 64, 64)
+    whole, runs = model(x), []
     run_layers = model.stages[0]._run_layers
     monkeypatch.setattr(model.stages[0], "_run_layers", lambda part: runs.append(len(part)) or run_layers(part))
     monkeypatch.setattr(slicing, "SLICE_BYTES", 20_000)
-    torch.testing.assert_close(model(x), whole, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), whole, rtol=1e-5, atol=1e-5)
     assert len(runs) > 1
     assert sum(runs) == 5
-    torch.testing.assert_close(grads(), whole_grads, rtol=1e-4, atol=1e-5)
 
 
 def test_hooks_see_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +148,8 @@ def test_hooks_see_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [5]
 
 
-def test_backward_hooks_see_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slicing, "SLICE_BYTES", 20_000)
-    model, seen = tiny_net(), []
+def test_backward_hooks_see_whole_batches() -> None:
+    model, seen = tiny_net(drop_path_rate=0.5).train(), []
     for module in (model.stages[0].layers[0], model.stages[0].layers[0].mlp.fc2):
         module.register_full_backward_hook(lambda _m, _grads, out: seen.append(len(out[0])))
     model(torch.randn(5, 3, 64, 64)).sum().backward()

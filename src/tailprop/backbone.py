@@ -12,12 +12,13 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import ClassifierHead, DropPath, calculate_drop_path_rates, trunc_normal_
+from timm.layers import ClassifierHead, calculate_drop_path_rates, trunc_normal_
 from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, named_apply, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from tailprop.checks import check_at_least, check_choice
+from tailprop.droppath import StochasticDepth
 from tailprop.mlp import MLP
 from tailprop.operator import VARIANTS, TailPropagation
 from tailprop.rivals import RIVALS, resample_embedding
@@ -116,7 +117,7 @@ class TPOLayer(nn.Module):
         self.mlp = MLP(dim, mlp_ratio, **dd)
         self.gamma1 = nn.Parameter(torch.empty(dim, **dd)) if layer_scale is not None else None
         self.gamma2 = nn.Parameter(torch.empty(dim, **dd)) if layer_scale is not None else None
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path = StochasticDepth(drop_path)
 
     def reset_parameters(self) -> None:
         for gamma in (self.gamma1, self.gamma2):
@@ -124,10 +125,16 @@ class TPOLayer(nn.Module):
                 nn.init.constant_(gamma, self.layer_scale)
 
     def forward(self, x: Tensor, *embedding: Tensor) -> Tensor:
+        x = self.drop_path(x, lambda kept: self._propagate(kept, *embedding), self)
+        return self.drop_path(x, self._expand, self)
+
+    def _propagate(self, x: Tensor, *embedding: Tensor) -> Tensor:
         y = self.norm1(self.block(x, *embedding)) if self.post_norm else self.block(self.norm1(x), *embedding)
-        x = x + self.drop_path(y if self.gamma1 is None else self.gamma1 * y)
+        return y if self.gamma1 is None else self.gamma1 * y
+
+    def _expand(self, x: Tensor) -> Tensor:
         y = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
-        return x + self.drop_path(y if self.gamma2 is None else self.gamma2 * y)
+        return y if self.gamma2 is None else self.gamma2 * y
 
 
 class TPOStage(nn.Module):

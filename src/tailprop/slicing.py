@@ -2,8 +2,8 @@
 
 A batch of eight 224-pixel images has MLP activations of 38 MB in the first stage of Tiny. Each is a fresh allocation that the
 system hands out page by page and that no cache holds, and that costs more than the arithmetic. Samples do not depend on each
-other, nor positions in an MLP, so a module may as well see a few at a time, with the same result, forward and backward. GPUs
-want the whole batch, and a captured graph is not ours to cut: there the module is simply called.
+other, nor positions in an MLP, so a module may as well see a few at a time, with the same result. GPUs want the whole batch,
+a backward pass needs every activation kept anyway, and a captured graph is not ours to cut: there the module is simply called.
 """
 
 import math
@@ -43,7 +43,7 @@ def in_slices(f: Callable[[Tensor], Tensor], x: Tensor, growth: float, module: n
 
 
 def _may_slice(x: Tensor, module: nn.Module) -> bool:
-    if is_captured(x):
+    if is_captured(x) or torch.is_grad_enabled():  # in training slices bought nothing, and cost small products
         return False
     return x.device.type == "cpu" and x.numel() > 0 and not is_hooked(module)
 
