@@ -7,6 +7,7 @@ from importlib import import_module
 # name: (module, dataclass of its options, what it does). The module's `run` takes the options.
 COMMANDS = {
     "models": ("tailprop.commands.models", "Models", "list the models with parameters and multiply-adds"),
+    "train": ("tailprop.commands.train", "Train", "train a model by a recipe, on one machine or many"),
     "bench": ("tailprop.studies.bench", "Bench", "measure speed beside ConvNeXt, Swin and vHeat"),
     "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on embedded digits and draw the operator"),
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare starting values of the propagation scales"),
@@ -32,12 +33,13 @@ def _call(name: str, args: list[str]) -> int:
     module_name, options_name, what = COMMANDS[name]
     module = import_module(module_name)
     try:
-        module.run(tyro.cli(getattr(module, options_name), args=args, prog=f"tailprop {name}", description=what))
+        if hasattr(module, "parse"):  # its options depend on its first argument
+            return module.run(module.parse(args)) or 0
+        return module.run(tyro.cli(getattr(module, options_name), args=args, prog=f"tailprop {name}", description=what)) or 0
     except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _help() -> str:

@@ -1,19 +1,53 @@
-"""The training loop: one function, for every task."""
+"""The training loop: one for every task, one process or many, stopped and resumed at will.
+
+All that decides what is learned is a function of the settings, or lives in the checkpoint: a run killed at any moment and resumed
+ends with the same weights, bit for bit, as one that was left alone (on the same hardware and number of threads).
+"""
 
 import math
+import signal
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from timm.optim import param_groups_weight_decay
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Schedule", "build_optimizer", "fit"]
+from tailprop import checkpoint
+from tailprop.config import OptimConfig, RunConfig, config_hash
+from tailprop.data.loading import mix
+from tailprop.distributed import World, any_true, gather, sum_over_processes
+from tailprop.progress import Bar
+from tailprop.provenance import provenance
+from tailprop.runs import RunFolder, comparable
 
-Batch = Any
+__all__ = ["Interrupted", "Schedule", "Task", "Trainer", "build_optimizer"]
+
+
+class Task(Protocol):
+    """What the loop has to know of a task."""
+
+    metric: str  # the number that decides which checkpoint is best; higher is better
+    order: Any  # .steps: optimizer steps in an epoch
+    broken: dict[str, str]  # examples that could not be read
+
+    def build_model(self) -> nn.Module: ...
+    def batches(self, epoch: int, step: int) -> Iterable[Any]: ...
+    def loss(self, model: nn.Module, batch: Any) -> Tensor: ...
+    def evaluate(self, model: nn.Module) -> dict[str, float]: ...
+    def describe(self, model: nn.Module) -> dict[str, Any]: ...
+    def metadata(self) -> dict[str, str]: ...
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to stop, and did
+    """The run was stopped by a signal, after a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +66,20 @@ class Schedule:
         return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-@dataclass
-class History:
-    """What happened, epoch by epoch."""
+def build_schedule(optim: OptimConfig, steps_per_epoch: int, processes: int) -> Schedule:
+    """The paper's: base rate for 512 images, scaled linearly by the global batch."""
+    scale = 1.0 if optim.lr_batch is None else optim.batch * optim.accumulate * processes / optim.lr_batch
+    return Schedule(
+        lr=optim.lr * scale,
+        steps=optim.epochs * steps_per_epoch,
+        warmup_steps=round(optim.warmup_epochs * steps_per_epoch),
+        min_lr=optim.min_lr,
+    )
 
-    epochs: list[dict[str, float]] = field(default_factory=list)
 
-    def column(self, name: str) -> list[float]:
-        return [row[name] for row in self.epochs]
-
-
-def build_optimizer(model: nn.Module, weight_decay: float, scale_lr: float = 1.0) -> torch.optim.AdamW:
+def build_optimizer(
+    model: nn.Module, weight_decay: float, scale_lr: float = 1.0, betas: tuple[float, float] = (0.9, 0.999)
+) -> torch.optim.AdamW:
     """AdamW without decay on norms, biases and what the model excepts; propagation scales may learn at another rate."""
     skip: set[str] = getattr(model, "no_weight_decay", set)()
     groups = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=skip)
@@ -53,62 +90,300 @@ def build_optimizer(model: nn.Module, weight_decay: float, scale_lr: float = 1.0
     thetas = [p for p in model.parameters() if id(p) in scales]
     if thetas:
         groups.append({"params": thetas, "weight_decay": 0.0, "lr_scale": scale_lr})
-    return torch.optim.AdamW(groups)
+    return torch.optim.AdamW(groups, betas=betas, fused=True)
 
 
-def fit(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: Schedule,
-    batches: Callable[[int], Iterable[Batch]],
-    loss: Callable[[nn.Module, Batch], Tensor],
-    evaluate: Callable[[nn.Module], dict[str, float]],
-    epochs: int,
-    clip: float = 5.0,
-) -> History:
-    """Train for a number of epochs and evaluate after each.
+@dataclass
+class Position:
+    """How far the run is, and what it has measured: everything a checkpoint needs besides tensors."""
 
-    Args:
-        batches: The batches of an epoch, by its number.
-        loss: Mean loss of a batch.
-        evaluate: Metrics of the model, in evaluation mode and without gradients.
-        clip: Largest norm of the gradient.
-    """
-    history, step = History(), 0
-    columns = ("{task.description}", BarColumn(), "{task.percentage:>3.0f} %", TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}")) as progress:
-        bar = progress.add_task("training", total=schedule.steps, note="")
-        for epoch in range(epochs):
-            model.train()
-            began, seen, total = time.perf_counter(), 0, 0.0
-            for batch in batches(epoch):
-                value = _step(model, optimizer, schedule.at(step), loss, batch, clip, where=f"epoch {epoch}, step {step}")
-                step, seen, total = step + 1, seen + 1, total + value
-                progress.update(bar, completed=step, note=f"epoch {epoch + 1}/{epochs}, loss {total / seen:.3f}")
-            seconds = time.perf_counter() - began
-            model.eval()
-            with torch.inference_mode():
-                metrics = evaluate(model)
-            history.epochs.append(dict(epoch=epoch + 1, loss=total / max(1, seen), seconds=seconds, **metrics))
-    return history
+    epoch: int = 0  # epochs finished
+    step: int = 0  # optimizer steps finished in the current epoch
+    total: int = 0  # optimizer steps finished in all
+    seen: int = 0  # steps whose loss is in loss_sum
+    loss_sum: float = 0.0
+    seconds: float = 0.0  # of training, evaluation not included
+    cpu_seconds: float = 0.0  # of this process, all threads, loader processes not included
+    epoch_seconds: float = 0.0
+    best: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
 
 
-def _step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    lr: float,
-    loss: Callable[[nn.Module, Batch], Tensor],
-    batch: Batch,
-    clip: float,
-    where: str,
-) -> float:
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
-    value = loss(model, batch)
-    if not torch.isfinite(value):
-        raise ValueError(f"the loss became {value.item()} at {where}; lower the learning rate or look at that batch")
-    optimizer.zero_grad(set_to_none=True)
-    value.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
-    return value.item()
+class Trainer:
+    """Trains a task in a run folder. `run()` returns the history, epoch by epoch."""
+
+    def __init__(self, task: Task, optim: OptimConfig, run: RunConfig, settings: dict[str, Any], world: World) -> None:
+        self.task, self.optim, self.config, self.settings, self.world = task, optim, run, settings, world
+        self.folder = RunFolder(run.out)
+        self.at = Position()
+        self.stop_asked = False
+
+    def run(self) -> list[dict[str, float]]:
+        self._open_folder()
+        self._build()
+        if self.config.resume and self.folder.last.exists():
+            self._restore(checkpoint.load(self.folder.last))
+        self._say_what_is_run()
+        images = self.optim.batch * self.optim.accumulate * self.world.size
+        with _signals(self._ask_to_stop), Bar(self.schedule.steps, self.at.total, images, self.world) as self.bar, self._events():
+            while self.at.epoch < self.optim.epochs:
+                self._epoch()
+        return self.at.history
+
+    def _open_folder(self) -> None:
+        problem = None
+        if self.world.is_first:
+            try:
+                self.folder.open(self.settings, self.config.resume, self.config.overwrite)
+            except (ValueError, OSError) as error:
+                problem = error
+        if any_true(problem is not None, self.world.device):
+            raise problem or ValueError("the first process refused the run folder")
+
+    def _build(self) -> None:
+        torch.manual_seed(self.config.seed)
+        self.model = self.task.build_model()
+        self.description = self.task.describe(self.model)
+        self.model.to(self.world.device).train()
+        if self.world.device.type == "cuda":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # missing in torch's annotations
+        if self.config.grad_checkpointing:
+            self.model.set_grad_checkpointing(True)  # type: ignore[operator]
+        self.ema = ModelEmaV3(self.model, decay=self.config.ema, use_warmup=True) if self.config.ema > 0 else None
+        self.optimizer = build_optimizer(self.model, self.optim.weight_decay, self.optim.scale_lr, self.optim.betas)
+        self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.config.precision == "fp16")
+        self.schedule = build_schedule(self.optim, self.task.order.steps, self.world.size)
+        if self.config.compile:
+            self.model.compile()
+        self.wrapped: nn.Module = self.model
+        if self.world.size > 1:
+            ids = [self.world.device] if self.world.device.type == "cuda" else None
+            self.wrapped = DistributedDataParallel(self.model, device_ids=ids)
+        torch.manual_seed(mix(self.config.seed, self.world.rank))  # from here on every process draws its own numbers
+        _seed_others(mix(self.config.seed, self.world.rank, 1))
+
+    # One epoch, one step
+
+    def _epoch(self) -> None:
+        batches = iter(self.task.batches(self.at.epoch, self.at.step))
+        self.wrapped.train()
+        while self.at.step < self.task.order.steps:
+            began, cpu_began = time.perf_counter(), time.process_time()
+            self._step(list(islice(batches, self.optim.accumulate)))
+            took = time.perf_counter() - began
+            self.at.seconds += took
+            self.at.epoch_seconds += took
+            self.at.cpu_seconds += time.process_time() - cpu_began
+            self._after_step()
+        self._finish_epoch()
+
+    def _step(self, batches: list[Any]) -> None:
+        lr = self.schedule.at(self.at.total)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.world.device)
+        for k, batch in enumerate(batches):
+            last = k == len(batches) - 1
+            with nullcontext() if last or self.world.size == 1 else self.wrapped.no_sync():  # type: ignore[operator]
+                with autocast(self.world.device, self.config.precision):
+                    loss = self.task.loss(self.wrapped, batch) / len(batches)
+                self.scaler.scale(loss).backward()
+            total += loss.detach()
+        self._check_finite(total)
+        self.scaler.unscale_(self.optimizer)
+        self._clip()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.at.loss_sum += float(total)
+        self.at.step, self.at.total, self.at.seen = self.at.step + 1, self.at.total + 1, self.at.seen + 1
+        if self.ema is not None:
+            self.ema.update(self.model, self.at.total)
+        self.last_loss, self.last_lr = float(total), lr
+
+    def _check_finite(self, loss: Tensor) -> None:
+        if not math.isfinite(float(loss)):
+            raise ValueError(
+                f"the loss became {float(loss)} in epoch {self.at.epoch + 1}, step {self.at.step + 1}; earlier checkpoints are "
+                "intact: lower --optim.lr, or look at the data of that step"
+            )
+
+    def _clip(self) -> None:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.clip or math.inf)
+        if self.config.check_gradients and not math.isfinite(float(norm)) and not self.scaler.is_enabled():
+            raise ValueError(f"a gradient is not finite in epoch {self.at.epoch + 1}, step {self.at.step + 1}; lower --optim.lr")
+
+    def _after_step(self) -> None:
+        self.bar.update(self.at.total, f"epoch {self.at.epoch + 1}/{self.optim.epochs}", self.last_loss, self.last_lr)
+        if self.at.total % self.config.log_every == 0:
+            self._log({"kind": "step", "loss": self.last_loss, "lr": self.last_lr, "img_per_s": self.bar.rate, "memory_gb": self.bar.memory})
+        if self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0:
+            self._save()
+        if any_true(self.stop_asked, self.world.device):
+            self._save()
+            raise Interrupted(f"stopped after step {self.at.total}; go on with --run.resume")
+
+    def _finish_epoch(self) -> None:
+        images = self.at.seen * self.optim.batch * self.optim.accumulate * self.world.size
+        row: dict[str, float] = {
+            "epoch": self.at.epoch + 1,
+            "loss": float(sum_over_processes(torch.tensor(self.at.loss_sum), self.world.device)) / self.at.seen / self.world.size,
+            "lr": self.last_lr,
+            "minutes": round(self.at.seconds / 60, 3),
+            "cpu_minutes": round(self.at.cpu_seconds / 60, 3),
+            "img_per_s": round(images / self.at.epoch_seconds, 2),
+        }
+        self.at.epoch, self.at.step, self.at.seen, self.at.loss_sum, self.at.epoch_seconds = self.at.epoch + 1, 0, 0, 0.0, 0.0
+        evaluated = self.at.epoch % self.config.eval_every == 0 or self.at.epoch == self.optim.epochs
+        if evaluated:
+            row |= self._evaluate()
+        self.at.history.append(row)
+        improved = evaluated and row[self.task.metric] > self.at.best.get(self.task.metric, -math.inf)
+        if improved:
+            self.at.best = row
+        self._log({"kind": "epoch", **row, "broken": len(self.task.broken)})
+        self.bar.say(row, len(self.task.broken))
+        self._save(is_best=improved)
+
+    def _evaluate(self) -> dict[str, float]:
+        model = self.ema.module if self.ema is not None else self.model
+        model.eval()
+        with autocast(self.world.device, self.config.precision):
+            metrics = self.task.evaluate(model)
+        self.model.train()
+        return metrics
+
+    # What is kept
+
+    def _save(self, is_best: bool = False) -> None:
+        rng = gather(checkpoint.get_rng_state(self.world.device))
+        broken = {name: reason for part in gather(self.task.broken) for name, reason in part.items()}
+        losses = gather(self.at.loss_sum)
+        problem = None
+        if self.world.is_first:
+            try:
+                self._write(rng, broken, losses, is_best)
+            except OSError as error:
+                problem = error
+        if any_true(problem is not None, self.world.device):
+            raise problem or OSError("the first process could not write the checkpoint")
+
+    def _write(self, rng: list[Any], broken: dict[str, str], losses: list[float], is_best: bool) -> None:
+        payload = {
+            "model": self.model.state_dict(),
+            "ema": self.ema.module.state_dict() if self.ema is not None else None,
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": {"step": self.at.total},
+            "scaler": self.scaler.state_dict(),
+            "position": vars(self.at) | {"loss_sum": losses},
+            "rng": rng,
+            "broken": broken,
+            "config_hash": config_hash(comparable(self.settings)),
+        }
+        if is_best:
+            checkpoint.save_weights(self.folder.weights, self.ema.module if self.ema else self.model, self.task.metadata())
+        checkpoint.save(self.folder.last, payload, also=self.folder.best if is_best else None)
+
+    def _restore(self, payload: dict[str, Any]) -> None:
+        try:
+            self.model.load_state_dict(payload["model"])
+            self.optimizer.load_state_dict(payload["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"{self.folder.last} does not fit this model: {str(error).splitlines()[-1].strip()}") from None
+        if self.ema is not None and payload["ema"] is not None:
+            self.ema.module.load_state_dict(payload["ema"])
+        self.scaler.load_state_dict(payload["scaler"])
+        losses = payload["position"].pop("loss_sum")
+        self.at = Position(**payload["position"])
+        self.task.broken.update(payload["broken"])
+        if len(payload["rng"]) == self.world.size:
+            self.at.loss_sum = losses[self.world.rank]
+            checkpoint.set_rng_state(payload["rng"][self.world.rank], self.world.device)
+        else:  # another number of processes: a valid run, though no longer the same one
+            self.at.loss_sum = sum(losses) / len(losses)
+        if self.world.is_first:
+            self.folder.rewind(self.at.total)
+
+    # What is said
+
+    def _say_what_is_run(self) -> None:
+        if not self.world.is_first:
+            return
+        resumed = {"resumed_at_step": self.at.total} if self.at.total else {}
+        manifest = {
+            "command": sys.argv[1:],
+            **provenance(self.world.device.type),
+            "config_hash": config_hash(comparable(self.settings)),
+            "processes": self.world.size,
+            **self.description,
+            **resumed,
+        }
+        self.folder.write_manifest(manifest)
+        d = self.description
+        print(
+            f"{d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; {self.task.order.steps} steps in an epoch, "
+            f"{self.optim.epochs} epochs, peak rate {self.schedule.lr:.2g}; {self.folder.path}"
+            + (f", from step {self.at.total} on" if self.at.total else ""),
+            flush=True,
+        )
+
+    @contextmanager
+    def _events(self) -> Iterator[None]:
+        self.writer = None
+        if self.config.tensorboard and self.world.is_first:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(self.folder.tensorboard), purge_step=self.at.total + 1)
+        try:
+            yield
+        finally:
+            if self.writer is not None:
+                self.writer.close()
+
+    def _log(self, row: dict[str, Any]) -> None:
+        if not self.world.is_first:
+            return
+        row = {"epoch": self.at.epoch, **row, "step": self.at.total}
+        self.folder.log(row)
+        if self.writer is not None:
+            for name, value in row.items():
+                if isinstance(value, float):
+                    self.writer.add_scalar(f"{row['kind']}/{name}", value, self.at.total)
+
+    def _ask_to_stop(self) -> None:
+        self.stop_asked = True
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "fp32")
+
+
+def _seed_others(seed: int) -> None:
+    import random
+
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - timm's mixup draws from it
+
+
+@contextmanager
+def _signals(ask: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM (a cluster takes the machine back) and SIGINT (Ctrl-C) ask the run to stop; a second Ctrl-C stops it at once."""
+
+    def handle(number: int, _frame: object) -> None:
+        ask()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    try:
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread: signals are somebody else's business
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -64,21 +64,29 @@ class WarmStartReport:
 torch.serialization.add_safe_globals([(OrderedDict, "yacs.config.CfgNode")])
 
 
-def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """Weights of a .safetensors file or a PyTorch checkpoint, read without executing anything that is in it."""
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """What a .safetensors file or a PyTorch checkpoint holds, read without executing anything that is in it."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"no checkpoint at {path}")
     try:
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, KeyError) as error:
         raise ValueError(
             f"{path} is damaged, or holds more than weights and was not executed ({_first_line(error)})"
         ) from error
-    for key in ("state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no state dict")
+    return content
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """The weights in a .safetensors file or a PyTorch checkpoint; of a training checkpoint, those it was evaluated with."""
+    state = read_checkpoint(path)
+    for key in ("ema", "state_dict", "model"):
+        if isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not any(isinstance(v, Tensor) for v in state.values()):
+    if not any(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} holds no state dict")
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 

@@ -1,0 +1,111 @@
+"""Checkpoints that are whole or absent: written beside their place and moved into it, read without executing anything."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tailprop.warmstart import read_checkpoint
+
+__all__ = ["clean", "get_rng_state", "load", "save", "save_weights", "set_rng_state", "write_atomically"]
+
+_FORMAT = 1
+_PART = ".part"  # what is being written; a leftover means the process died, and is worthless
+
+
+def save(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
+    """Write a checkpoint; with `also`, first under that name too (one file, two names)."""
+
+    def write(part: Path) -> None:
+        torch.save(payload | {"format": _FORMAT}, part)
+
+    write_atomically(path, write, also)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A checkpoint written by `save`."""
+    payload = read_checkpoint(path)
+    if payload.get("format") != _FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of this program; to start from its weights use --model.init")
+    return payload
+
+
+def save_weights(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
+    """The weights alone, as safetensors, for timm and everybody else."""
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    write_atomically(path, lambda part: save_file(weights, part, metadata))
+
+
+def write_atomically(path: Path, write: Callable[[Path], object], also: Path | None = None) -> None:
+    """Let `write` fill a file beside `path`, then put it in place: whoever looks sees the old file or the new one, whole."""
+    part = path.with_name(path.name + _PART)
+    try:
+        write(part)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        if also is not None:
+            _link(part, also)
+        part.replace(path)
+        _sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        part.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise OSError(f"cannot write {path} ({reason}); what was saved before is untouched: make room and --run.resume") from error
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed process left half written."""
+    for part in folder.glob(f"*{_PART}"):
+        part.unlink(missing_ok=True)
+
+
+def _link(part: Path, path: Path) -> None:
+    second = path.with_name(path.name + _PART)
+    second.unlink(missing_ok=True)
+    try:
+        second.hardlink_to(part)
+    except OSError:  # a file system without links
+        second.write_bytes(part.read_bytes())
+    second.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def get_rng_state(device: torch.device) -> dict[str, Any]:
+    """The state of every generator this process draws from, as plain values and tensors."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - timm's mixup draws from it
+    version, internal, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "python": [version, torch.tensor(internal), gauss],
+    }
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(_as_bytes(state["torch"]))
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(_as_bytes(state["cuda"]), device)
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss))
+
+
+def _as_bytes(state: Tensor) -> Tensor:
+    return state.cpu().to(torch.uint8)

@@ -1,0 +1,79 @@
+"""`tailprop train RECIPE`: train by a recipe, every setting open to the command line."""
+
+import dataclasses
+import os
+import sys
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
+from tailprop.distributed import World, join, leave
+from tailprop.figures import draw_confusion, draw_learning
+from tailprop.tasks.classify import Classification, ClassifyConfig
+from tailprop.train import Interrupted, Trainer
+
+TASKS = {"classify": (ClassifyConfig, Classification)}
+
+
+def parse(args: list[str]) -> ClassifyConfig:
+    """The recipe named first, changed by the options after it."""
+    if not args or args[0].startswith("-"):
+        print("usage: tailprop train RECIPE [--section.setting value ...]\n\nRECIPE is a YAML file or one of:")
+        print("\n".join(f"  {name}" for name in recipe_names()))
+        print("\ntailprop train RECIPE --help lists every setting with its value.")
+        sys.exit(0 if args and args[0] in ("-h", "--help") else 2)
+    path = find_recipe(args[0])
+    values = read_recipe(path)
+    task = values.get("task", "classify")
+    if task not in TASKS:
+        raise ValueError(f"{path}: unknown task {task!r}; there are {', '.join(TASKS)}")
+    try:
+        default = build(TASKS[task][0], values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if default.run.out == type(default.run)().out:  # every recipe has a folder of its own
+        default = dataclasses.replace(default, run=dataclasses.replace(default.run, out=default.run.out.with_name(path.stem)))
+    return tyro.cli(TASKS[task][0], default=default, args=args[1:], prog=f"tailprop train {args[0]}")
+
+
+def run(config: ClassifyConfig) -> int:
+    config.check()
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:  # torchrun started us again: go on where we were
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True, overwrite=False))
+    world = join(config.run.device, config.run.threads)
+    try:
+        train(config, world)
+    except Interrupted as stop:
+        if world.is_first:
+            print(f"tailprop: {stop}", file=sys.stderr)
+        return 143
+    finally:
+        leave()
+    return 0
+
+
+def train(config: ClassifyConfig, world: World, summary: bool = True) -> tuple[Trainer, Any]:
+    """Train, draw the learning curve, and say what came out."""
+    task = TASKS[config.task][1](config, world)
+    trainer = Trainer(task, config.optim, config.run, to_dict(config), world)
+    history = trainer.run()
+    if world.is_first:
+        draw_learning(history, trainer.folder.path / "learning.png")
+        if task.result is not None and len(task.classes) <= 50:
+            draw_confusion(task.result.confusion, task.classes, trainer.folder.path / "confusion.png")
+        if summary:
+            _say(trainer, config)
+    return trainer, task
+
+
+def _say(trainer: Trainer, config: ClassifyConfig) -> None:
+    best, folder = trainer.at.best, trainer.folder
+    console = Console()
+    paper = f" (the paper: {config.paper_top1})" if config.paper_top1 is not None else ""
+    console.print(
+        f"best: [bold]top-1 {best['top1']:.2f}[/]{paper}, top-5 {best['top5']:.2f} after epoch {best['epoch']:.0f}; "
+        f"{trainer.at.seconds / 60:.1f} minutes of training"
+    )
+    console.print(f"{folder.weights}: the best weights; {folder.path / 'learning.png'}: the curve")

@@ -1,0 +1,181 @@
+"""Pictures for classification: settings, augmentation, batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from timm.data import create_transform
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from tailprop.checks import check_at_least
+from tailprop.data.loading import Broken, Key, seeded
+from tailprop.data.sources import Digits, Folder, Parquet, Source, TimmDataset
+
+__all__ = ["AugmentConfig", "Batch", "DataConfig", "Pictures", "collate", "eval_transform", "open_source", "train_transforms"]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The pictures."""
+
+    source: Literal["folder", "parquet", "timm", "digits"] = "folder"
+    """folder: one folder for each class; parquet: a Hugging Face snapshot; timm: a dataset by name; digits: embedded."""
+    root: Path | None = None
+    """Where the pictures are."""
+    name: str = ""
+    """timm's name of the dataset, for source timm; for example torch/cifar10."""
+    download: bool = False
+    """Let timm download the dataset."""
+    cache: Path | None = None
+    """Where parquet shards are unpacked once; none = the cache of the datasets library."""
+    num_classes: int | None = None
+    """Classes of the model; none = as many as the data has."""
+    size_px: int = 224
+    """Side of the pictures the model is evaluated on."""
+    train_px: tuple[int, ...] = ()
+    """Sides of the pictures in training, from the first epochs to the last; none = size_px. Small ones first save time."""
+    resize_px: int | None = 256
+    """Shorter side before the central crop of evaluation; none = size_px, so that nothing is cut off."""
+    held_out: float = 0.2
+    """Share held out for validation when a folder has no split of its own."""
+    on_broken: Literal["skip", "stop"] = "stop"
+    """A picture that cannot be read: skip and count it, or stop."""
+    workers: int = 2
+    """Loader processes for each training process."""
+
+    def check(self) -> None:
+        check_at_least("data.size_px", self.size_px, 32)
+        check_at_least("data.workers", self.workers, 0)
+        for side in self.train_px:
+            check_at_least("data.train_px", side, 32)
+        if self.num_classes is not None:
+            check_at_least("data.num_classes", self.num_classes, 1)
+        if self.root is None and self.source in ("folder", "parquet"):
+            raise ValueError(f"a {self.source} needs --data.root, the folder the pictures are in")
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """Augmentation while training."""
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Area of the random crop over that of the picture."""
+    ratio: tuple[float, float] = (0.75, 4 / 3)
+    """Aspect ratio of the random crop."""
+    flip: float = 0.5
+    """Chance of a mirror image."""
+    color_jitter: float = 0.4
+    """Change of brightness, contrast and saturation, where RandAugment is not used; 0 = none."""
+    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
+    """RandAugment, in timm's spelling; none = off."""
+    erase: float = 0.25
+    """Chance of a random rectangle of noise."""
+    interpolation: str = "bicubic"
+    """How pictures are resized."""
+    mixup: float = 0.8
+    """Mixup's alpha; 0 = off."""
+    cutmix: float = 1.0
+    """CutMix's alpha; 0 = off."""
+    smoothing: float = 0.1
+    """Label smoothing."""
+
+
+@dataclass
+class Batch:
+    """Pictures with labels, and what could not be read."""
+
+    images: Tensor  # (B, C, H, W)
+    labels: Tensor  # (B,)
+    broken: list[Broken] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pin_memory(self) -> "Batch":  # called by the loader
+        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.broken)
+
+
+class Pictures(Dataset[Any]):
+    """Transformed pictures of a source. A broken one comes as `Broken`, in training with the next good one in its place."""
+
+    def __init__(self, source: Source, transforms: Sequence[Any], mode: str, replace_broken: bool = False) -> None:
+        self.source, self.transforms, self.mode, self.replace_broken = source, transforms, mode, replace_broken
+
+    def __len__(self) -> int:
+        return len(self.source.labels)
+
+    def __getitem__(self, key: Key) -> list[tuple[Tensor, int] | Broken]:
+        found: list[tuple[Tensor, int] | Broken] = []
+        for offset in range(len(self)):
+            index = (key.index + offset) % len(self)
+            found.append(self._read(index, key))
+            if not isinstance(found[-1], Broken) or not self.replace_broken or offset >= 16:
+                break
+        return found
+
+    def _read(self, index: int, key: Key) -> tuple[Tensor, int] | Broken:
+        try:
+            picture = self.source.read(index).convert(self.mode)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what PIL raises for damaged files
+            reason = "not a picture" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
+            return Broken(self.source.name(index), " ".join(reason.split()))
+        transform = self.transforms[min(int(key.progress * len(self.transforms)), len(self.transforms) - 1)]
+        with seeded(key.seed):
+            return transform(picture), int(self.source.labels[index])
+
+
+def collate(examples: Sequence[list[tuple[Tensor, int] | Broken]]) -> Batch:
+    found = [item for example in examples for item in example]
+    good = [item for item in found if not isinstance(item, Broken)]
+    images = torch.stack([image for image, _ in good]) if good else torch.empty(0)
+    return Batch(images, torch.tensor([label for _, label in good]), [item for item in found if isinstance(item, Broken)])
+
+
+def open_source(data: DataConfig, split: Literal["train", "validation"]) -> Source:
+    if data.source == "digits":
+        return Digits(split)
+    if data.source == "timm":
+        return TimmDataset(data.name, data.root, split, data.download)
+    assert data.root is not None  # checked before
+    if data.source == "parquet":
+        return Parquet(data.root, split, data.cache)
+    return Folder(data.root, split, data.held_out)
+
+
+def normalisation(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return (IMAGENET_MEAN, IMAGENET_STD) if in_chans == 3 else ((0.5,) * in_chans, (0.5,) * in_chans)
+
+
+def train_transforms(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> list[Any]:
+    """One for each size of training, in order."""
+    return [_train_transform(side, augment, in_chans) for side in data.train_px or (data.size_px,)]
+
+
+def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> Any:
+    mean, std = normalisation(in_chans)
+    return create_transform(
+        side,
+        is_training=True,
+        scale=augment.scale,
+        ratio=augment.ratio,
+        hflip=augment.flip,
+        color_jitter=augment.color_jitter,
+        auto_augment=augment.auto_augment,
+        interpolation=augment.interpolation,
+        re_prob=augment.erase,
+        re_mode="pixel",
+        mean=mean,
+        std=std,
+    )
+
+
+def eval_transform(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> Any:
+    mean, std = normalisation(in_chans)
+    crop = data.size_px / (data.resize_px or data.size_px)
+    return create_transform(data.size_px, interpolation=augment.interpolation, crop_pct=crop, mean=mean, std=std)

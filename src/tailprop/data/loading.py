@@ -1,0 +1,144 @@
+"""From examples to batches, the same ones whatever happens.
+
+The order of an epoch is a function of seed and epoch, and every example is augmented by a generator seeded with (seed, epoch,
+index). So a run that stops in the middle of an epoch goes on with exactly the batches it would have seen, and neither the number
+of workers nor, for the same global batch, the number of processes changes what is learned from.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from tailprop.distributed import World
+
+__all__ = ["Broken", "EvalOrder", "Key", "TrainOrder", "make_loader", "seeded"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """Asks a dataset for an example: its index, the seed of its augmentation, and how far the training is (0 to 1)."""
+
+    index: int
+    seed: int
+    progress: float = 1.0
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An example that cannot be read. Workers hand it on as data: an exception would arrive with a foreign traceback."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+class TrainOrder(Sampler[list[Key]]):
+    """Shuffled batches of one process; the last, incomplete global batch of an epoch is left out.
+
+    Global batch k is the k-th piece of the epoch's permutation, and each process takes its part of it.
+    """
+
+    def __init__(self, count: int, batch: int, seed: int, world: World, accumulate: int = 1, epochs: int = 1) -> None:
+        super().__init__()
+        self.count, self.batch, self.seed, self.world, self.accumulate = count, batch, seed, world, accumulate
+        self.epochs = epochs
+        self.epoch = self.start = 0
+        if self.steps == 0:
+            raise ValueError(
+                f"a global batch of {batch * accumulate * world.size} is more than the {count} examples there are; "
+                "lower --optim.batch"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in an epoch."""
+        return self.count // (self.batch * self.accumulate * self.world.size)
+
+    def begin(self, epoch: int, step: int = 0) -> None:
+        """Set the epoch, and the optimizer step in it, that the next pass starts from."""
+        self.epoch, self.start = epoch, step
+
+    def __len__(self) -> int:
+        return (self.steps - self.start) * self.accumulate
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
+        order = torch.randperm(self.count, generator=generator).tolist()
+        whole = self.batch * self.world.size
+        for k in range(self.start * self.accumulate, self.steps * self.accumulate):
+            first = k * whole + self.world.rank * self.batch
+            chosen = order[first : first + self.batch]
+            yield [Key(i, mix(self.seed, self.epoch, i), self.epoch / self.epochs) for i in chosen]
+
+
+class EvalOrder(Sampler[list[Key]]):
+    """Every example once over all processes, in order: no example is repeated to even out the shards."""
+
+    def __init__(self, count: int, batch: int, world: World) -> None:
+        super().__init__()
+        self.indices = range(world.rank, count, world.size)
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for first in range(0, len(self.indices), self.batch):
+            yield [Key(i, i) for i in self.indices[first : first + self.batch]]
+
+
+def make_loader(
+    dataset: Dataset[Any],
+    order: Sampler[list[Key]],
+    collate: Callable[[Sequence[Any]], Any],
+    workers: int,
+    device: torch.device,
+) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        batch_sampler=order,
+        collate_fn=collate,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator(),  # its own, or starting an epoch would draw from the generator of the weights
+        worker_init_fn=_one_thread,
+        multiprocessing_context="fork" if workers > 0 and device.type == "cpu" else None,
+    )
+
+
+def _one_thread(worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number
+    torch.set_num_threads(1)
+
+
+def mix(*numbers: int) -> int:
+    """One seed from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint32)[0])
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed every generator a transform may draw from, and put them back afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - timm's transforms draw from it
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    return value.to(device, non_blocking=device.type == "cuda")

@@ -1,0 +1,56 @@
+"""Pictures of a run: learning curves and confusion."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+__all__ = ["draw_confusion", "draw_learning"]
+
+
+def draw_learning(history: Sequence[dict[str, float]], path: Path) -> None:
+    """Training loss and validation accuracy by epoch."""
+    figure = _figure(7, 4)
+    left = figure.subplots()
+    right = left.twinx()
+    evaluated = [row for row in history if "top1" in row]
+    right.plot([r["epoch"] for r in history], [r["loss"] for r in history], color="tab:orange", label="training loss")
+    left.plot([r["epoch"] for r in evaluated], [r["top1"] for r in evaluated], color="tab:blue", marker=".", label="top-1, %")
+    if evaluated:
+        best = max(evaluated, key=lambda row: row["top1"])
+        left.annotate(
+            f"{best['top1']:.1f}", (best["epoch"], best["top1"]), textcoords="offset points", xytext=(0, 6), ha="center"
+        )
+    left.set(xlabel="epoch", ylabel="validation top-1, %", ylim=(0, 105))
+    right.set(ylabel="training loss", ylim=(0, None))
+    left.grid(alpha=0.3)
+    lines = [*left.lines, *right.lines]
+    left.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
+    figure.savefig(path, dpi=120)
+
+
+def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
+    """True classes down, predicted ones across."""
+    n = len(counts)
+    side = 3.5 + 0.28 * n
+    figure = _figure(side, side)
+    axes = figure.subplots()
+    share = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    axes.imshow(share.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1)  # the root, so that single mistakes show
+    for row, column in counts.nonzero().tolist():
+        colour = "white" if share[row, column] > 0.35 else "black"
+        axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", fontsize=7, color=colour)
+    labels = list(names[:n])
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 2 else 0)
+    axes.set_yticks(range(len(labels)), labels)
+    right = counts.diagonal().sum().item() / max(1, counts.sum().item())
+    axes.set(xlabel="predicted", ylabel="true", title=f"{100 * right:.1f} % of {counts.sum().item()} right")
+    figure.savefig(path, dpi=120)
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # no display is asked for
+    return figure

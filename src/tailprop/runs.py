@@ -1,0 +1,113 @@
+"""The run folder: what was run, how it went, and what came out.
+
+    config.yaml        every setting, resolved
+    manifest.json      command, versions, hardware, commit, hashes of settings and data, parameters, multiply-adds
+    metrics.jsonl      a line every few steps and after every epoch
+    last.pt, best.pt   checkpoints
+    model.safetensors  the best weights
+    tensorboard/       events
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tailprop import checkpoint
+from tailprop.config import config_hash
+
+__all__ = ["RunFolder", "comparable", "read_config"]
+
+_FREE = {"out", "resume", "overwrite", "device", "threads", "save_every", "log_every", "tensorboard", "compile"}
+
+
+class RunFolder:
+    """Paths of a run, and its log."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.manifest, self.metrics = path / "config.yaml", path / "manifest.json", path / "metrics.jsonl"
+        self.last, self.best, self.weights = path / "last.pt", path / "best.pt", path / "model.safetensors"
+        self.tensorboard = path / "tensorboard"
+
+    def open(self, settings: dict[str, Any], resume: bool, overwrite: bool) -> None:
+        """Make the folder ready, or refuse it: another run is never overwritten by accident."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; the run needs a folder")
+        held = self.config.exists() or self.last.exists()
+        if held and overwrite:
+            self._remove()
+        elif held and not resume:
+            raise ValueError(f"{self.path} holds a run; go on with it (--run.resume), replace it (--run.overwrite) or change --run.out")
+        elif held and self.config.exists():
+            refuse_changes(read_config(self.path), settings, self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        checkpoint.clean(self.path)
+        checkpoint.write_atomically(self.config, lambda part: part.write_text(yaml.safe_dump(settings, sort_keys=False)))
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        checkpoint.write_atomically(self.manifest, lambda part: part.write_text(json.dumps(manifest, indent=2) + "\n"))
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        with self.metrics.open("a") as file:
+            file.write(json.dumps({**row, "time": round(time.time(), 1)}) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after the checkpoint that is resumed: it will be logged again."""
+        if not self.metrics.exists():
+            return
+        kept = [line for line in self.metrics.read_text().splitlines() if _step_of(line) <= step]
+        checkpoint.write_atomically(self.metrics, lambda part: part.write_text("".join(f"{line}\n" for line in kept)))
+
+    def _remove(self) -> None:
+        for path in (self.config, self.manifest, self.metrics, self.last, self.best, self.weights):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.tensorboard, ignore_errors=True)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The settings of a run."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
+    return yaml.safe_load(path.read_text())
+
+
+def comparable(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that decide what is learned."""
+    return {
+        **settings,
+        "run": {k: v for k, v in settings["run"].items() if k not in _FREE},
+        "data": {k: v for k, v in settings["data"].items() if k not in ("workers", "root", "cache", "download")},
+    }
+
+
+def refuse_changes(before: dict[str, Any], now: dict[str, Any], where: Path) -> None:
+    """A run goes on as it began."""
+    before, now = comparable(before), comparable(now)
+    if config_hash(before) == config_hash(now):
+        return
+    changed = sorted(set(_flatten(before)) ^ set(_flatten(now)))
+    names = sorted({name for name, _ in changed})
+    raise ValueError(f"{where} was begun with other settings ({', '.join(names)}); repeat them, or change --run.out")
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows = []
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            rows += _flatten(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", repr(value)))
+    return rows
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return 1 << 62  # half a line, from a process that died while writing it

@@ -1,0 +1,167 @@
+"""Classification: settings, model, batches, loss and metrics."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import timm
+import torch.nn.functional as F
+from timm.data import Mixup
+from timm.loss import SoftTargetCrossEntropy
+from torch import Tensor, nn
+
+import tailprop.backbone  # noqa: F401 - registers the models
+from tailprop.checks import check_model
+from tailprop.config import ModelConfig, OptimConfig, RunConfig
+from tailprop.cost import count_macs, count_parameters
+from tailprop.data.classify import (
+    AugmentConfig,
+    Batch,
+    DataConfig,
+    Pictures,
+    collate,
+    eval_transform,
+    open_source,
+    train_transforms,
+)
+from tailprop.data.loading import EvalOrder, TrainOrder, make_loader, to_device
+from tailprop.data.sources import check_labels, split_hash
+from tailprop.distributed import World
+from tailprop.evaluate import Accuracy, evaluate_classifier
+from tailprop.warmstart import read_state_dict, warm_start
+
+__all__ = ["Classification", "ClassifyConfig", "create_model", "weights_file"]
+
+
+@dataclass(frozen=True)
+class ClassifyConfig:
+    """Train a classifier."""
+
+    task: Literal["classify"] = "classify"
+    """What is trained."""
+    paper_top1: float | None = None
+    """The paper's number for this recipe, to stand beside ours."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def check(self) -> None:
+        check_model(self.model.name)
+        self.data.check()
+        self.optim.check()
+        self.run.check()
+        if (self.augment.mixup > 0 or self.augment.cutmix > 0) and self.optim.batch % 2:
+            raise ValueError(f"mixup and CutMix need an even --optim.batch, got {self.optim.batch}")
+
+
+class Classification:
+    """The task, for one process."""
+
+    metric = "top1"
+
+    def __init__(self, config: ClassifyConfig, world: World) -> None:
+        self.config, self.world = config, world
+        data, in_chans = config.data, config.model.in_chans
+        mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(in_chans)
+        if mode is None:
+            raise ValueError(f"pictures have 1, 3 or 4 channels, model.in_chans is {in_chans}")
+        train, validation = open_source(data, "train"), open_source(data, "validation")
+        self.classes = train.classes
+        self.num_classes = data.num_classes or len(train.classes)
+        check_labels(train, self.num_classes, "train")
+        check_labels(validation, self.num_classes, "validation")
+        self.sources = {"train": train, "validation": validation}
+        optim = config.optim
+        self.order = TrainOrder(len(train.labels), optim.batch, config.run.seed, world, optim.accumulate, optim.epochs)
+        pictures = Pictures(train, train_transforms(data, config.augment, in_chans), mode, replace_broken=True)
+        held_out = Pictures(validation, [eval_transform(data, config.augment, in_chans)], mode)
+        eval_order = EvalOrder(len(validation.labels), optim.batch, world)
+        self.train_loader = make_loader(pictures, self.order, collate, data.workers, world.device)
+        self.eval_loader = make_loader(held_out, eval_order, collate, data.workers, world.device)
+        self.mixup = _mixup(config.augment, self.num_classes)
+        self.broken: dict[str, str] = {}
+        self.result: Accuracy | None = None
+
+    def build_model(self) -> nn.Module:
+        return create_model(self.config.model, self.num_classes, report=self.world.is_first)
+
+    def batches(self, epoch: int, step: int) -> Iterable[Batch]:
+        """This process's batches of an epoch, from an optimizer step on."""
+        self.order.begin(epoch, step)
+        return self.train_loader
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        self._note_broken(batch)
+        images, labels = (to_device(t, self.world.device) for t in (batch.images, batch.labels))
+        if self.mixup is None:
+            return F.cross_entropy(model(images), labels, label_smoothing=self.config.augment.smoothing)
+        images, soft = self.mixup(images, labels)
+        return SoftTargetCrossEntropy()(model(images), soft)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        self.result = evaluate_classifier(model, self.eval_loader, self.num_classes, self.world.device)
+        self._note_broken(self.result)
+        return {"top1": self.result.top1, "top5": self.result.top5, "val_loss": self.result.loss}
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        """What the manifest says of this task."""
+        size = self.config.data.size_px
+        return {
+            "classes": len(self.classes),
+            "examples": {name: len(source.labels) for name, source in self.sources.items()},
+            "split_hash": {name: split_hash(source) for name, source in self.sources.items()},
+            "parameters": count_parameters(model),
+            "macs": count_macs(model.eval(), size, size),
+        }
+
+    def metadata(self) -> dict[str, str]:
+        """What the exported weights say of themselves."""
+        return {"architecture": self.config.model.name, "num_classes": str(self.num_classes), "classes": "\n".join(self.classes)}
+
+    def _note_broken(self, batch: Batch | Accuracy) -> None:
+        for item in batch.broken:
+            if self.config.data.on_broken == "stop":
+                raise ValueError(f"{item}; mend or remove it, or train without it (--data.on-broken skip)")
+            self.broken.setdefault(item.name, item.reason)
+
+
+def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> nn.Module:
+    """The network, from scratch or from a checkpoint."""
+    settings = dict(config.args)
+    if config.drop_path is not None:
+        settings["drop_path_rate"] = config.drop_path
+    try:
+        model = timm.create_model(config.name, num_classes=num_classes, in_chans=config.in_chans, **settings)
+    except TypeError as error:
+        raise ValueError(f"{config.name} does not take these arguments: {error}") from None
+    if config.init is not None:
+        taken = warm_start(model, read_state_dict(weights_file(config.init)))
+        if report:
+            print(taken)
+    return model
+
+
+def weights_file(where: str) -> Path:
+    """The weights meant by a run folder or a file."""
+    path = Path(where)
+    if path.is_dir():
+        found = next((path / name for name in ("model.safetensors", "best.pt", "last.pt") if (path / name).is_file()), None)
+        if found is None:
+            raise ValueError(f"{path} holds no model.safetensors, best.pt or last.pt")
+        return found
+    if not path.is_file():
+        raise ValueError(f"no checkpoint at {path}")
+    return path
+
+
+def _mixup(augment: AugmentConfig, num_classes: int) -> Mixup | None:
+    if augment.mixup == 0 and augment.cutmix == 0:
+        return None
+    return Mixup(
+        mixup_alpha=augment.mixup, cutmix_alpha=augment.cutmix, label_smoothing=augment.smoothing, num_classes=num_classes
+    )
+
+
