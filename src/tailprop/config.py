@@ -198,7 +198,7 @@ def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, 
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     fits = {bool: bool, int: int, float: (int, float, str), str: str, Path: (str, Path)}[hint]  # YAML reads 5e-4 as text
-    if isinstance(value, bool) and hint is not bool or not isinstance(value, fits):  # type: ignore[arg-type]
+    if (isinstance(value, bool) and hint is not bool) or not isinstance(value, fits):  # type: ignore[arg-type]
         raise ValueError(f"{where} is of type {hint.__name__}, got {value!r}")
     try:
         return hint(value)

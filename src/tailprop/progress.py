@@ -19,7 +19,14 @@ class Bar:
 
     def __init__(self, total: int, done: int, images_per_step: int, world: World) -> None:
         self.world, self.images = world, images_per_step
-        columns = ("{task.description}", BarColumn(), "{task.percentage:>3.0f} %", TimeElapsedColumn(), "left", TimeRemainingColumn())
+        columns = (
+            "{task.description}",
+            BarColumn(),
+            "{task.percentage:>3.0f} %",
+            TimeElapsedColumn(),
+            "left",
+            TimeRemainingColumn(),
+        )
         self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), disable=not world.is_first)
         self.task = self.progress.add_task("training", total=total, completed=done, note="")
         self.rate = 0.0  # images per second, smoothed

@@ -1,11 +1,11 @@
 """The run folder: what was run, how it went, and what came out.
 
-    config.yaml        every setting, resolved
-    manifest.json      command, versions, hardware, commit, hashes of settings and data, parameters, multiply-adds
-    metrics.jsonl      a line every few steps and after every epoch
-    last.pt, best.pt   checkpoints
-    model.safetensors  the best weights
-    tensorboard/       events
+config.yaml        every setting, resolved
+manifest.json      command, versions, hardware, commit, hashes of settings and data, parameters, multiply-adds
+metrics.jsonl      a line every few steps and after every epoch
+last.pt, best.pt   checkpoints
+model.safetensors  the best weights
+tensorboard/       events
 """
 
 import json
@@ -42,7 +42,9 @@ class RunFolder:
         if held and overwrite:
             self._remove()
         elif held and not resume:
-            raise ValueError(f"{self.path} holds a run; go on with it (--run.resume), replace it (--run.overwrite) or change --run.out")
+            raise ValueError(
+                f"{self.path} holds a run; go on with it (--run.resume), replace it (--run.overwrite) or change --run.out"
+            )
         elif held and self.config.exists():
             refuse_changes(read_config(self.path), settings, self.path)
         self.path.mkdir(parents=True, exist_ok=True)

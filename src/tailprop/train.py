@@ -125,7 +125,11 @@ class Trainer:
             self._restore(checkpoint.load(self.folder.last))
         self._say_what_is_run()
         images = self.optim.batch * self.optim.accumulate * self.world.size
-        with _signals(self._ask_to_stop), Bar(self.schedule.steps, self.at.total, images, self.world) as self.bar, self._events():
+        with (
+            _signals(self._ask_to_stop),
+            Bar(self.schedule.steps, self.at.total, images, self.world) as self.bar,
+            self._events(),
+        ):
             while self.at.epoch < self.optim.epochs:
                 self._epoch()
         return self.at.history
@@ -211,12 +215,22 @@ class Trainer:
     def _clip(self) -> None:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.clip or math.inf)
         if self.config.check_gradients and not math.isfinite(float(norm)) and not self.scaler.is_enabled():
-            raise ValueError(f"a gradient is not finite in epoch {self.at.epoch + 1}, step {self.at.step + 1}; lower --optim.lr")
+            raise ValueError(
+                f"a gradient is not finite in epoch {self.at.epoch + 1}, step {self.at.step + 1}; lower --optim.lr"
+            )
 
     def _after_step(self) -> None:
         self.bar.update(self.at.total, f"epoch {self.at.epoch + 1}/{self.optim.epochs}", self.last_loss, self.last_lr)
         if self.at.total % self.config.log_every == 0:
-            self._log({"kind": "step", "loss": self.last_loss, "lr": self.last_lr, "img_per_s": self.bar.rate, "memory_gb": self.bar.memory})
+            self._log(
+                {
+                    "kind": "step",
+                    "loss": self.last_loss,
+                    "lr": self.last_lr,
+                    "img_per_s": self.bar.rate,
+                    "memory_gb": self.bar.memory,
+                }
+            )
         if self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0:
             self._save()
         if any_true(self.stop_asked, self.world.device):
@@ -227,7 +241,9 @@ class Trainer:
         images = self.at.seen * self.optim.batch * self.optim.accumulate * self.world.size
         row: dict[str, float] = {
             "epoch": self.at.epoch + 1,
-            "loss": float(sum_over_processes(torch.tensor(self.at.loss_sum), self.world.device)) / self.at.seen / self.world.size,
+            "loss": float(sum_over_processes(torch.tensor(self.at.loss_sum), self.world.device))
+            / self.at.seen
+            / self.world.size,
             "lr": self.last_lr,
             "minutes": round(self.at.seconds / 60, 3),
             "cpu_minutes": round(self.at.cpu_seconds / 60, 3),

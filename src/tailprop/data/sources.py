@@ -111,7 +111,9 @@ class TimmDataset:
         except (RuntimeError, AssertionError, FileNotFoundError) as error:
             raise ValueError(f"timm cannot open {name!r} under {root}: {error or 'not found'}") from None
         reader = getattr(self.data, "reader", self.data)
-        names = getattr(self.data, "classes", None) or getattr(reader, "class_to_idx", None) or range(int(self.labels.max()) + 1)
+        names = (
+            getattr(self.data, "classes", None) or getattr(reader, "class_to_idx", None) or range(int(self.labels.max()) + 1)
+        )
         self.classes = tuple(map(str, names))
 
     def read(self, index: int) -> Image.Image:

@@ -119,7 +119,11 @@ class Classification:
 
     def metadata(self) -> dict[str, str]:
         """What the exported weights say of themselves."""
-        return {"architecture": self.config.model.name, "num_classes": str(self.num_classes), "classes": "\n".join(self.classes)}
+        return {
+            "architecture": self.config.model.name,
+            "num_classes": str(self.num_classes),
+            "classes": "\n".join(self.classes),
+        }
 
     def _note_broken(self, batch: Batch | Accuracy) -> None:
         for item in batch.broken:
@@ -163,5 +167,3 @@ def _mixup(augment: AugmentConfig, num_classes: int) -> Mixup | None:
     return Mixup(
         mixup_alpha=augment.mixup, cutmix_alpha=augment.cutmix, label_smoothing=augment.smoothing, num_classes=num_classes
     )
-
-

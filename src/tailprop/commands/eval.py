@@ -1,0 +1,144 @@
+"""`tailprop eval`: top-1 and top-5 of a checkpoint on any data."""
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tailprop.checks import check_at_least
+from tailprop.data.classify import DataConfig, Pictures, collate, eval_transform, open_source
+from tailprop.data.loading import EvalOrder, make_loader
+from tailprop.data.sources import Source, check_labels
+from tailprop.distributed import World, join, leave
+from tailprop.evaluate import Accuracy, evaluate_classifier
+from tailprop.figures import draw_confusion
+from tailprop.load import Classifier, load_classifier
+from tailprop.train import autocast
+
+__all__ = ["DataChoice", "Eval", "evaluate_on", "run"]
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """Other data than the checkpoint was trained on; what is not given stays as in its run."""
+
+    source: Literal["folder", "parquet", "timm", "digits"] | None = None
+    """folder: one folder for each class; parquet: a Hugging Face snapshot; timm: a dataset by name; digits: embedded."""
+    root: Path | None = None
+    """Where the pictures are."""
+    name: str | None = None
+    """timm's name of the dataset, for source timm."""
+    size_px: int | None = None
+    """Side of the pictures."""
+    resize_px: int | None = None
+    """Shorter side before the central crop."""
+    on_broken: Literal["skip", "stop"] | None = None
+    """A picture that cannot be read: skip and count it, or stop."""
+    workers: int | None = None
+    """Loader processes."""
+
+    def over(self, data: DataConfig) -> DataConfig:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        if "size_px" in given and "resize_px" not in given:
+            given["resize_px"] = round(given["size_px"] * (data.resize_px or data.size_px) / data.size_px)
+        if "root" in given and "source" not in given and data.source not in ("folder", "parquet"):
+            given["source"] = "folder"
+        changed = replace(data, **given)
+        changed.check()
+        return changed
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Measure a classifier."""
+
+    checkpoint: tyro.conf.Positional[str]
+    """A run folder, a file of weights, or the name of a pretrained timm model."""
+    model: str | None = None
+    """The architecture, if the file does not say."""
+    split: Literal["validation", "train"] = "validation"
+    """Which pictures."""
+    data: DataChoice = field(default_factory=DataChoice)
+    batch: int = 64
+    """Pictures at once."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run."""
+    confusion: Path | None = None
+    """Picture of the confusion matrix to draw."""
+    out: Path | None = None
+    """JSON file for the numbers."""
+
+    def check(self) -> None:
+        check_at_least("batch", self.batch, 1)
+
+
+def run(options: Eval) -> None:
+    options.check()
+    world = join(options.device)
+    try:
+        classifier = load_classifier(options.checkpoint, options.model)
+        data = options.data.over(classifier.data)
+        source = open_source(data, options.split)
+        result = evaluate_on(classifier, source, data, world, options.batch, options.precision)
+        if world.is_first:
+            _say(options, classifier, data, result)
+    finally:
+        leave()
+
+
+def evaluate_on(
+    classifier: Classifier,
+    source: Source,
+    data: DataConfig,
+    world: World,
+    batch: int = 64,
+    precision: str = "fp32",
+    subset: torch.Tensor | None = None,
+    transform: Any = None,
+    title: str = "evaluating",
+) -> Accuracy:
+    """The accuracy of a classifier on a source.
+
+    Args:
+        subset: The classifier's outputs that stand for the source's classes, where it has more.
+        transform: Instead of the classifier's own preparation of a picture.
+    """
+    count = len(subset) if subset is not None else len(classifier.classes)
+    check_labels(source, count, "evaluation")
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[classifier.in_chans]
+    pictures = Pictures(source, [transform or eval_transform(data, classifier.augment, classifier.in_chans)], mode)
+    loader = make_loader(pictures, EvalOrder(len(source.labels), batch, world), collate, data.workers, world.device)
+    model = classifier.model.to(world.device)
+    with Progress(disable=not world.is_first, transient=True) as progress, autocast(world.device, precision):
+        bar = progress.add_task(title, total=len(source.labels) / world.size)
+        result = evaluate_classifier(model, loader, count, world.device, subset, tick=lambda done: progress.advance(bar, done))
+    if result.broken and data.on_broken == "stop":
+        raise ValueError(f"{result.broken[0]}; mend or remove it, or go on without it (--data.on-broken skip)")
+    return result
+
+
+def _say(options: Eval, classifier: Classifier, data: DataConfig, result: Accuracy) -> None:
+    console = Console()
+    table = Table("model", "pictures", "px", "top-1", "top-5", "loss", "the paper's top-1")
+    paper = "-" if classifier.paper_top1 is None else f"{classifier.paper_top1:.1f}"
+    figures = (f"{result.top1:.2f}", f"{result.top5:.2f}", f"{result.loss:.4f}", paper)
+    table.add_row(classifier.name, str(result.count), str(data.size_px), *figures)
+    console.print(table)
+    if result.broken:
+        console.print(f"{len(result.broken)} broken pictures left out, the first: {result.broken[0]}")
+    if options.confusion is not None:
+        options.confusion.parent.mkdir(parents=True, exist_ok=True)
+        draw_confusion(result.confusion, classifier.classes, options.confusion)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        numbers = dict(model=classifier.name, count=result.count, size_px=data.size_px, broken=len(result.broken))
+        numbers |= dict(top1=result.top1, top5=result.top5, loss=result.loss)
+        options.out.write_text(json.dumps(numbers, indent=2) + "\n")

@@ -1,0 +1,121 @@
+"""A trained classifier and how its pictures have to be prepared, from whatever a user has in hand."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import timm
+from safetensors import safe_open
+from torch import nn
+
+import tailprop.backbone  # noqa: F401 - registers the models
+from tailprop.config import ModelConfig, build
+from tailprop.data.classify import AugmentConfig, DataConfig
+from tailprop.runs import read_config
+from tailprop.tasks.classify import create_model, weights_file
+from tailprop.warmstart import read_state_dict
+
+__all__ = ["Classifier", "load_classifier"]
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A model in evaluation mode, its class names, and the settings its pictures are prepared by."""
+
+    model: nn.Module
+    name: str
+    classes: tuple[str, ...]
+    in_chans: int
+    data: DataConfig
+    augment: AugmentConfig
+    paper_top1: float | None = None
+
+
+def load_classifier(where: str, model_name: str | None = None, size_px: int | None = None) -> Classifier:
+    """Load a classifier.
+
+    Args:
+        where: A run folder; a file of weights (.safetensors, .pt) with or without its run folder around it; or a timm model with
+            pretrained weights, by name.
+        model_name: The architecture, for a file that does not say.
+        size_px: Side of the pictures; none = what the run or the model was made for.
+    """
+    path = Path(where)
+    if not path.exists() and timm.is_model(where):
+        return _pretrained(where, size_px)
+    weights = weights_file(where)
+    folder = path if path.is_dir() else path.parent
+    state = read_state_dict(weights)
+    if (folder / "config.yaml").is_file():
+        config = read_config(folder)
+        model_config = build(ModelConfig, {**config["model"], "init": None}, "model.")
+        data, augment = build(DataConfig, config["data"], "data."), build(AugmentConfig, config["augment"], "augment.")
+        paper = config.get("paper_top1")
+    else:
+        if model_name is None:
+            model_name = _metadata(weights).get("architecture")
+        if model_name is None:
+            raise ValueError(f"{weights} does not say which model it belongs to; name it with --model")
+        model_config, data, augment, paper = ModelConfig(name=model_name), DataConfig(), AugmentConfig(), None
+        model_config = replace(model_config, in_chans=_in_chans(state))
+    if size_px is not None:
+        ratio = (data.resize_px or data.size_px) / data.size_px
+        data = replace(data, size_px=size_px, resize_px=round(size_px * ratio))
+    model = create_model(model_config, _num_classes(state, model_config.name), report=False)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not fit {model_config.name}: {str(error).splitlines()[1].strip()}") from None
+    return Classifier(
+        model.eval(), model_config.name, _class_names(weights, model), model_config.in_chans, data, augment, paper
+    )
+
+
+def _pretrained(name: str, size_px: int | None) -> Classifier:
+    try:
+        model = timm.create_model(name, pretrained=True).eval()
+    except RuntimeError as error:
+        raise ValueError(f"timm has no weights to download for {name}: {str(error).splitlines()[0]}") from None
+    settings = timm.data.resolve_data_config(model=model)
+    size = size_px or settings["input_size"][-1]
+    data = DataConfig(size_px=size, resize_px=round(size / settings["crop_pct"]))
+    augment = AugmentConfig(interpolation=settings["interpolation"])
+    names = _imagenet_names() if model.num_classes == 1000 else tuple(map(str, range(model.num_classes)))
+    return Classifier(model, name, names, settings["input_size"][0], data, augment)
+
+
+def _metadata(weights: Path) -> dict[str, str]:
+    if weights.suffix != ".safetensors":
+        sibling = weights.with_name("model.safetensors")
+        return _metadata(sibling) if sibling.is_file() else {}
+    with safe_open(weights, framework="pt") as file:
+        return file.metadata() or {}
+
+
+def _class_names(weights: Path, model: nn.Module) -> tuple[str, ...]:
+    count = int(model.num_classes)  # type: ignore[arg-type]
+    names = tuple(_metadata(weights).get("classes", "").split("\n"))
+    if len(names) != count:
+        names = _imagenet_names() if count == 1000 else tuple(map(str, range(count)))
+    return names
+
+
+def _imagenet_names() -> tuple[str, ...]:
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo()
+    return tuple(info.index_to_description(i) for i in range(1000))
+
+
+def _in_chans(state: dict[str, object]) -> int:
+    first = next(value for value in state.values() if getattr(value, "ndim", 0) == 4)
+    return int(first.shape[1])  # type: ignore[attr-defined]
+
+
+def _num_classes(state: dict[str, object], name: str) -> int:
+    classifier = timm.get_pretrained_cfg_value(name, "classifier") or "head.fc"
+    weight = state.get(f"{classifier}.weight")
+    if weight is None:
+        raise ValueError(
+            f"the checkpoint has no {classifier}.weight, the classifier of {name}; it may be a backbone, or another model's"
+        )
+    return int(weight.shape[0])  # type: ignore[attr-defined]
