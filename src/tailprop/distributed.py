@@ -15,7 +15,7 @@ __all__ = ["World", "any_true", "gather", "join", "leave", "sum_over_processes"]
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of them."""
+    """A process among all of them."""
 
     rank: int
     size: int
@@ -54,10 +54,8 @@ def _is_shared() -> bool:
 
 def _choose(device: str, local_rank: int) -> torch.device:
     if device == "auto":
-        if torch.cuda.is_available():
-            device = "cuda"
-        else:
-            device = "mps" if torch.backends.mps.is_available() else "cpu"
+        gpu = "mps" if torch.backends.mps.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else gpu
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ValueError("no CUDA device is visible; use --run.device cpu")

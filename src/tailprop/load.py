@@ -5,7 +5,7 @@ from pathlib import Path
 
 import timm
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 
 import tailprop.backbone  # noqa: F401 - registers the models
 from tailprop.config import ModelConfig, build
@@ -34,8 +34,8 @@ def load_classifier(where: str, model_name: str | None = None, size_px: int | No
     """Load a classifier.
 
     Args:
-        where: A run folder; a file of weights (.safetensors, .pt) with or without its run folder around it; or a timm model with
-            pretrained weights, by name.
+        where: A run folder; a file of weights (.safetensors, .pt) with or without its run folder around it; or a timm model
+            with pretrained weights, by name.
         model_name: The architecture, for a file that does not say.
         size_px: Side of the pictures; none = what the run or the model was made for.
     """
@@ -106,16 +106,15 @@ def _imagenet_names() -> tuple[str, ...]:
     return tuple(info.index_to_description(i) for i in range(1000))
 
 
-def _in_chans(state: dict[str, object]) -> int:
-    first = next(value for value in state.values() if getattr(value, "ndim", 0) == 4)
-    return int(first.shape[1])  # type: ignore[attr-defined]
+def _in_chans(state: dict[str, Tensor]) -> int:
+    return next(value for value in state.values() if value.ndim == 4).shape[1]
 
 
-def _num_classes(state: dict[str, object], name: str) -> int:
+def _num_classes(state: dict[str, Tensor], name: str) -> int:
     classifier = timm.get_pretrained_cfg_value(name, "classifier") or "head.fc"
     weight = state.get(f"{classifier}.weight")
     if weight is None:
         raise ValueError(
             f"the checkpoint has no {classifier}.weight, the classifier of {name}; it may be a backbone, or another model's"
         )
-    return int(weight.shape[0])  # type: ignore[attr-defined]
+    return weight.shape[0]

@@ -21,7 +21,7 @@ class Bar:
         self.world, self.images = world, images_per_step
         columns = (
             "{task.description}",
-            BarColumn(),
+            BarColumn(12),
             "{task.percentage:>3.0f} %",
             TimeElapsedColumn(),
             "left",
@@ -56,7 +56,9 @@ class Bar:
         metrics = ", ".join(f"{name} {row[name]:.2f}" for name in row if name not in _SAID)
         lost = f", {broken} broken pictures left out" if broken else ""
         self.progress.console.print(
-            f"epoch {row['epoch']:>3.0f}  loss {row['loss']:.4f}  {metrics}  {row['img_per_s']:.0f} img/s  {row['minutes']:.1f} min{lost}"
+            f"epoch {row['epoch']:>3.0f}  loss {row['loss']:.4f}  {metrics}  "
+            f"{row['img_per_s']:.0f} img/s  {row['minutes']:.1f} min{lost}",
+            soft_wrap=True,
         )
         self.last = time.perf_counter()
 

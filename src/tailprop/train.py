@@ -1,7 +1,7 @@
 """The training loop: one for every task, one process or many, stopped and resumed at will.
 
-All that decides what is learned is a function of the settings, or lives in the checkpoint: a run killed at any moment and resumed
-ends with the same weights, bit for bit, as one that was left alone (on the same hardware and number of threads).
+All that decides what is learned is a function of the settings, or lives in the checkpoint: a run killed at any moment and
+resumed ends with the same weights, bit for bit, as one that was left alone (on the same hardware and number of threads).
 """
 
 import math
@@ -150,7 +150,7 @@ class Trainer:
         self.description = self.task.describe(self.model)
         self.model.to(self.world.device).train()
         if self.world.device.type == "cuda":
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # missing in torch's annotations
+            self.model.to(memory_format=torch.channels_last)
         if self.config.grad_checkpointing:
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
         self.ema = ModelEmaV3(self.model, decay=self.config.ema, use_warmup=True) if self.config.ema > 0 else None
@@ -337,8 +337,8 @@ class Trainer:
         self.folder.write_manifest(manifest)
         d = self.description
         print(
-            f"{d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; {self.task.order.steps} steps in an epoch, "
-            f"{self.optim.epochs} epochs, peak rate {self.schedule.lr:.2g}; {self.folder.path}"
+            f"{d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; {self.task.order.steps} steps in an "
+            f"epoch, {self.optim.epochs} epochs, peak rate {self.schedule.lr:.2g}; {self.folder.path}"
             + (f", from step {self.at.total} on" if self.at.total else ""),
             flush=True,
         )

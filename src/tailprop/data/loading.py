@@ -1,8 +1,8 @@
 """From examples to batches, the same ones whatever happens.
 
 The order of an epoch is a function of seed and epoch, and every example is augmented by a generator seeded with (seed, epoch,
-index). So a run that stops in the middle of an epoch goes on with exactly the batches it would have seen, and neither the number
-of workers nor, for the same global batch, the number of processes changes what is learned from.
+index). So a run that stops in the middle of an epoch goes on with exactly the batches it would have seen, and neither the
+number of workers nor, for the same global batch, the number of processes changes what is learned from.
 """
 
 import random
@@ -128,7 +128,7 @@ def mix(*numbers: int) -> int:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed every generator a transform may draw from, and put them back afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - timm's transforms draw from it
     torch.default_generator.manual_seed(seed)

@@ -160,8 +160,8 @@ def check_labels(source: Source, num_classes: int, what: str) -> None:
     wrong = np.flatnonzero((source.labels < 0) | (source.labels >= num_classes))
     if len(wrong) > 0:
         raise ValueError(
-            f"label {source.labels[wrong[0]]} of {source.name(int(wrong[0]))} ({what}) is outside the {num_classes} classes 0 to "
-            f"{num_classes - 1}, and so are {len(wrong) - 1} more; mend the labels or set --data.num-classes"
+            f"label {source.labels[wrong[0]]} of {source.name(int(wrong[0]))} ({what}) is outside the {num_classes} classes "
+            f"0 to {num_classes - 1}, and so are {len(wrong) - 1} more; mend the labels or set --data.num-classes"
         )
 
 

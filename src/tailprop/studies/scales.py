@@ -5,22 +5,20 @@ propagation is taken out altogether.
 """
 
 import csv
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from tailprop.checks import check_at_least, check_choice, check_model
-from tailprop.data.memory import ImageSet, load_parquet
+from tailprop.commands.train import train
+from tailprop.config import ModelConfig, OptimConfig, RunConfig
+from tailprop.data.classify import AugmentConfig, DataConfig
+from tailprop.distributed import join
 from tailprop.operator import TailPropagation
 from tailprop.provenance import provenance
-from tailprop.train import Schedule, build_optimizer, fit
+from tailprop.tasks.classify import ClassifyConfig
 
 TRIALS: dict[str, dict[str, Any]] = {
     "no propagation": dict(mixer="identity"),
@@ -57,6 +55,8 @@ class ScaleStudy:
     """Seeds; each trial runs once for each."""
     only: tuple[str, ...] = ()
     """Run just these trials."""
+    workers: int = 2
+    """Loader processes."""
 
     def check(self) -> None:
         for name in self.only:
@@ -68,58 +68,43 @@ class ScaleStudy:
 
 def run(study: ScaleStudy) -> None:
     study.check()
-    train = load_parquet(study.data, "train", study.size_px)
-    test = load_parquet(study.data, "validation", study.size_px)
     where = provenance()
-    names = study.only or tuple(TRIALS)
     rows = []
     for seed in study.seeds:
-        for name in names:
-            rows.append(dict(trial=name, seed=seed, **_trial(study, train, test, seed, **TRIALS[name]), **where))
+        for name in study.only or tuple(TRIALS):
+            rows.append(dict(trial=name, seed=seed, **_trial(study, name, seed, **TRIALS[name]), **where))
             _write(study.out, rows)
             print(rows[-1])
 
 
 def _trial(
-    study: ScaleStudy,
-    train: ImageSet,
-    test: ImageSet,
-    seed: int,
-    mixer: str = "tailprop",
-    scale_lr: float = 1.0,
-    **mixer_args: Any,
+    study: ScaleStudy, name: str, seed: int, mixer: str = "tailprop", scale_lr: float = 1.0, **mixer_args: Any
 ) -> dict[str, object]:
-    torch.manual_seed(seed)
-    model = timm.create_model(
-        study.model, num_classes=len(train.classes), mixer=mixer, mixer_args=mixer_args, drop_path_rate=0.05
+    folder = study.out.with_suffix("") / f"{name.replace(',', '').replace(' ', '_')}-{seed}"
+    config = ClassifyConfig(
+        model=ModelConfig(study.model, drop_path=0.05, args=dict(mixer=mixer, mixer_args=mixer_args)),
+        data=DataConfig("parquet", study.data, size_px=study.size_px, resize_px=None, workers=study.workers),
+        augment=AugmentConfig(scale=(0.5, 1.0), color_jitter=0.0, auto_augment=None, erase=0.0, mixup=0.0, cutmix=0.0),
+        optim=OptimConfig(
+            study.epochs,
+            study.batch,
+            lr=study.lr,
+            lr_batch=None,
+            min_lr=study.lr / 100,
+            warmup_epochs=study.epochs / 10,
+            weight_decay=0.05,
+            scale_lr=scale_lr,
+        ),
+        run=RunConfig(folder, seed=seed, overwrite=True, tensorboard=False),
     )
-    steps = study.epochs * (len(train) // study.batch)
-    generator = torch.Generator().manual_seed(seed)
-
-    def batches(_epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return train.batches(study.batch, generator, flip=True, shift_px=study.size_px // 8)
-
-    began = time.perf_counter()
-    history = fit(
-        model,
-        build_optimizer(model, weight_decay=0.05, scale_lr=scale_lr),
-        Schedule(study.lr, steps, warmup_steps=steps // 10, min_lr=study.lr / 100),
-        batches,
-        lambda net, batch: F.cross_entropy(net(batch[0]), batch[1], label_smoothing=0.1),
-        lambda net: dict(top1=_accuracy(net, test)),
-        study.epochs,
-    )
+    trainer, _ = train(config, join(), summary=False)
+    last = trainer.at.history[-1]
     return dict(
-        top1=round(history.epochs[-1]["top1"], 2),
-        loss=round(history.epochs[-1]["loss"], 4),
-        minutes=round((time.perf_counter() - began) / 60, 1),
-        scales=_scales(model),
+        top1=round(last["top1"], 2),
+        loss=round(last["loss"], 4),
+        minutes=round(last["minutes"], 1),
+        scales=_scales(trainer.model),
     )
-
-
-def _accuracy(model: nn.Module, data: ImageSet) -> float:
-    right = sum((model(x).argmax(1) == y).sum().item() for x, y in data.batches(256))
-    return 100 * right / len(data)
 
 
 def _scales(model: nn.Module) -> str:

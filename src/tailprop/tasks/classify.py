@@ -89,7 +89,7 @@ class Classification:
         return create_model(self.config.model, self.num_classes, report=self.world.is_first)
 
     def batches(self, epoch: int, step: int) -> Iterable[Batch]:
-        """This process's batches of an epoch, from an optimizer step on."""
+        """The batches of this process in an epoch, from an optimizer step on."""
         self.order.begin(epoch, step)
         return self.train_loader
 
