@@ -116,6 +116,8 @@ class Trainer:
         self.task, self.optim, self.config, self.settings, self.world = task, optim, run, settings, world
         self.folder = RunFolder(run.out)
         self.at = Position()
+        self.counted = 0  # steps of this epoch whose loss has left the device
+        self.last_loss = self.last_lr = 0.0
         self.stop_asked = False
 
     def run(self) -> list[dict[str, float]]:
@@ -159,6 +161,7 @@ class Trainer:
         self.schedule = build_schedule(self.optim, self.task.order.steps, self.world.size)
         if self.config.compile:
             self.model.compile()
+        self.pending = torch.zeros((), dtype=_sum_dtype(self.world.device), device=self.world.device)
         self.wrapped: nn.Module = self.model
         if self.world.size > 1:
             ids = [self.world.device] if self.world.device.type == "cuda" else None
@@ -194,23 +197,36 @@ class Trainer:
                     loss = self.task.loss(self.wrapped, batch) / len(batches)
                 self.scaler.scale(loss).backward()
             total += loss.detach()
-        self._check_finite(total)
         self.scaler.unscale_(self.optimizer)
         self._clip()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.at.loss_sum += float(total)
+        self.pending += total
         self.at.step, self.at.total, self.at.seen = self.at.step + 1, self.at.total + 1, self.at.seen + 1
         if self.ema is not None:
             self.ema.update(self.model, self.at.total)
-        self.last_loss, self.last_lr = float(total), lr
+        self.last_lr = lr
 
-    def _check_finite(self, loss: Tensor) -> None:
-        if not math.isfinite(float(loss)):
+    def _catch_up(self) -> None:
+        """Take the losses since the last time from the device, and stop at one that is not finite.
+
+        A CPU does so at every step. A GPU would have to wait for it, so there it happens where something is logged or saved:
+        weights spoilt by such a loss never reach a checkpoint.
+        """
+        steps = self.at.seen - self.counted
+        if steps == 0:
+            return
+        loss = float(self.pending)
+        if not math.isfinite(loss):
             raise ValueError(
-                f"the loss became {float(loss)} in epoch {self.at.epoch + 1}, step {self.at.step + 1}; earlier checkpoints are "
-                "intact: lower --optim.lr, or look at the data of that step"
+                f"the loss became {loss} in epoch {self.at.epoch + 1}, step {self.at.step}"
+                f"{'' if steps == 1 else f' or the {steps - 1} before'}; earlier checkpoints are intact: lower --optim.lr, or "
+                "look at the data there"
             )
+        self.at.loss_sum += loss
+        self.last_loss = loss / steps
+        self.counted = self.at.seen
+        self.pending.zero_()
 
     def _clip(self) -> None:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.clip or math.inf)
@@ -220,18 +236,25 @@ class Trainer:
             )
 
     def _after_step(self) -> None:
+        logs = self.at.total % self.config.log_every == 0
+        saves = self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0
+        ends = self.at.step == self.task.order.steps
+        if not (logs or saves or ends or self.world.device.type == "cpu"):
+            return
+        self._catch_up()
         self.bar.update(self.at.total, f"epoch {self.at.epoch + 1}/{self.optim.epochs}", self.last_loss, self.last_lr)
-        if self.at.total % self.config.log_every == 0:
+        if logs:
+            loss = float(sum_over_processes(torch.tensor(self.last_loss), self.world.device)) / self.world.size
             self._log(
                 {
                     "kind": "step",
-                    "loss": self.last_loss,
+                    "loss": loss,
                     "lr": self.last_lr,
                     "img_per_s": self.bar.rate,
                     "memory_gb": self.bar.memory,
                 }
             )
-        if self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0:
+        if saves:
             self._save()
         if any_true(self.stop_asked, self.world.device):
             self._save()
@@ -244,12 +267,13 @@ class Trainer:
             "loss": float(sum_over_processes(torch.tensor(self.at.loss_sum), self.world.device))
             / self.at.seen
             / self.world.size,
-            "lr": self.last_lr,
+            "lr": self.schedule.at(self.at.total - 1),
             "minutes": round(self.at.seconds / 60, 3),
             "cpu_minutes": round(self.at.cpu_seconds / 60, 3),
             "img_per_s": round(images / self.at.epoch_seconds, 2),
         }
-        self.at.epoch, self.at.step, self.at.seen, self.at.loss_sum, self.at.epoch_seconds = self.at.epoch + 1, 0, 0, 0.0, 0.0
+        self.at.epoch, self.at.step, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
+        self.at.seen, self.at.loss_sum, self.counted = 0, 0.0, 0
         evaluated = self.at.epoch % self.config.eval_every == 0 or self.at.epoch == self.optim.epochs
         if evaluated:
             row |= self._evaluate()
@@ -311,6 +335,7 @@ class Trainer:
         self.scaler.load_state_dict(payload["scaler"])
         losses = payload["position"].pop("loss_sum")
         self.at = Position(**payload["position"])
+        self.counted = self.at.seen
         self.task.broken.update(payload["broken"])
         if len(payload["rng"]) == self.world.size:
             self.at.loss_sum = losses[self.world.rank]
@@ -368,6 +393,10 @@ class Trainer:
 
     def _ask_to_stop(self) -> None:
         self.stop_asked = True
+
+
+def _sum_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # Apple GPUs have no float64
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
