@@ -56,9 +56,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         part.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        raise OSError(
-            f"cannot write {path} ({reason}); what was saved before is untouched: make room and --run.resume"
-        ) from error
+        raise OSError(f"cannot write {path} ({reason}); what was saved before is intact; make room and try again") from error
 
 
 def clean(folder: Path) -> None:

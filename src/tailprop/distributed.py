@@ -58,10 +58,10 @@ def _choose(device: str, local_rank: int) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else gpu
     if device == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError("no CUDA device is visible; use --run.device cpu")
+            raise ValueError("no CUDA device is visible; choose the device cpu")
         return torch.device("cuda", local_rank)
     if device == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("no Apple GPU is visible; use --run.device cpu")
+        raise ValueError("no Apple GPU is visible; choose the device cpu")
     return torch.device(device)
 
 

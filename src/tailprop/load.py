@@ -56,7 +56,7 @@ def load_classifier(where: str, model_name: str | None = None, size_px: int | No
         if model_name is None:
             raise ValueError(f"{weights} does not say which model it belongs to; name it with --model")
         model_config, data, augment, paper = ModelConfig(name=model_name), DataConfig(), AugmentConfig(), None
-        model_config = replace(model_config, in_chans=_in_chans(state))
+        model_config = replace(model_config, in_chans=_in_chans(state, model_name))
     if size_px is not None:
         ratio = (data.resize_px or data.size_px) / data.size_px
         data = replace(data, size_px=size_px, resize_px=round(size_px * ratio))
@@ -106,8 +106,9 @@ def _imagenet_names() -> tuple[str, ...]:
     return tuple(info.index_to_description(i) for i in range(1000))
 
 
-def _in_chans(state: dict[str, Tensor]) -> int:
-    return next(value for value in state.values() if value.ndim == 4).shape[1]
+def _in_chans(state: dict[str, Tensor], name: str) -> int:
+    first = state.get(f"{timm.get_pretrained_cfg_value(name, 'first_conv')}.weight")
+    return 3 if first is None else first.shape[1]
 
 
 def _num_classes(state: dict[str, Tensor], name: str) -> int:

@@ -125,6 +125,8 @@ class Trainer:
         self._build()
         if self.config.resume and self.folder.last.exists():
             self._restore(checkpoint.load(self.folder.last))
+        if self.world.is_first:
+            self.folder.rewind(self.at.total)
         self._say_what_is_run()
         images = self.optim.batch * self.optim.accumulate * self.world.size
         with (
@@ -342,8 +344,6 @@ class Trainer:
             checkpoint.set_rng_state(payload["rng"][self.world.rank], self.world.device)
         else:  # another number of processes: a valid run, though no longer the same one
             self.at.loss_sum = sum(losses) / len(losses)
-        if self.world.is_first:
-            self.folder.rewind(self.at.total)
 
     # What is said
 

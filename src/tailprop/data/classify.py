@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from PIL import Image, UnidentifiedImageError
 from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from tailprop.checks import check_at_least
 from tailprop.data.loading import Broken, Key, seeded
+from tailprop.data.pictures import prepare, reason_of
 from tailprop.data.sources import Digits, Folder, Parquet, Source, TimmDataset
 
 __all__ = ["AugmentConfig", "Batch", "DataConfig", "Pictures", "collate", "eval_transform", "open_source", "train_transforms"]
@@ -121,10 +121,9 @@ class Pictures(Dataset[Any]):
 
     def _read(self, index: int, key: Key) -> tuple[Tensor, int] | Broken:
         try:
-            picture = self.source.read(index).convert(self.mode)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what PIL raises for damaged files
-            reason = "not a picture" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
-            return Broken(self.source.name(index), " ".join(reason.split()))
+            picture = prepare(self.source.read(index), self.mode)
+        except Exception as error:  # a decoder trips over damage in many ways
+            return Broken(self.source.name(index), reason_of(error))
         transform = self.transforms[min(int(key.progress * len(self.transforms)), len(self.transforms) - 1)]
         with seeded(key.seed):
             return transform(picture), int(self.source.labels[index])

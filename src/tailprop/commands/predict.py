@@ -1,0 +1,268 @@
+"""`tailprop predict`: what a checkpoint sees in pictures."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from tailprop.backbone import MIN_SIZE_PX
+from tailprop.checkpoint import write_atomically
+from tailprop.checks import check_at_least
+from tailprop.data.classify import eval_transform
+from tailprop.data.loading import Broken, to_device
+from tailprop.data.pictures import is_picture, list_pictures, printable, quiet_pillow, read_ahead, read_picture
+from tailprop.distributed import join, leave
+from tailprop.load import Classifier, load_classifier
+from tailprop.train import autocast
+
+__all__ = ["Guess", "Predict", "Prediction", "classify_pictures", "run"]
+
+_WIDE = 100_000  # characters; a table that no terminal shows is never folded
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Classify pictures."""
+
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    """A run folder, a file of weights, or the name of a pretrained timm model."""
+    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
+    """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
+    top: int = 5
+    """How many classes to name for each picture."""
+    format: Literal["table", "csv", "json"] | None = None
+    """How to write the answer; none = by the suffix of --out, else a table."""
+    out: Path | None = None
+    """File for the answer; none = standard output."""
+    model: str | None = None
+    """The architecture, if the file does not say."""
+    size_px: int | None = None
+    """Side of the pictures; none = what the checkpoint was made for."""
+    batch: int = 32
+    """Pictures at once."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run."""
+    on_broken: Literal["skip", "stop"] = "skip"
+    """A picture that cannot be read: name it on standard error and go on, or stop."""
+
+    def check(self) -> None:
+        check_at_least("top", self.top, 1)
+        check_at_least("batch", self.batch, 1)
+        if self.size_px is not None:
+            check_at_least("size_px", self.size_px, MIN_SIZE_PX)
+        if self.out is not None and self.out.is_dir():
+            raise ValueError(f"--out {self.out} is a folder; name a file in it")
+        if self.out is not None and is_picture(self.out):  # a forgotten name would cost the picture after --out
+            raise ValueError(f"--out {self.out} is named like a picture; the answer is text: .csv, .json or .txt")
+
+    @property
+    def written_as(self) -> Literal["table", "csv", "json"]:
+        suffix = "" if self.out is None else self.out.suffix.lower()
+        return self.format or ("csv" if suffix == ".csv" else "json" if suffix == ".json" else "table")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A class and how probable the model finds it, 0 to 1."""
+
+    index: int
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A picture and the most probable classes, best first."""
+
+    picture: str
+    guesses: tuple[Guess, ...]
+
+
+def run(options: Predict) -> None:
+    options.check()
+    world = join(options.device)
+    try:
+        if world.is_first:  # under torchrun one process answers, once
+            paths = list_pictures(options.pictures)
+            classifier = load_classifier(options.checkpoint, options.model, options.size_px)
+            _write(_classify_visibly(options, classifier, paths, world.device), options)
+    finally:
+        leave()
+
+
+def classify_pictures(
+    classifier: Classifier,
+    paths: Sequence[Path],
+    device: torch.device,
+    on_broken: Callable[[Broken], object],
+    top: int = 5,
+    batch: int = 32,
+    precision: str = "fp32",
+    tick: Callable[[int], object] = lambda _count: None,
+) -> list[Prediction]:
+    """The most probable classes of every picture that can be read, in order.
+
+    Args:
+        on_broken: Told of each picture that cannot be read; may raise.
+        tick: Told the number of pictures of each batch, for a progress bar.
+    """
+    model, read = classifier.model.to(device), _reader(classifier)
+    predictions: list[Prediction] = []
+    with torch.inference_mode(), autocast(device, precision), quiet_pillow():
+        for examples in read_ahead(paths, read, batch):
+            good: list[tuple[Path, Tensor]] = []
+            for path, image in examples:
+                if isinstance(image, Broken):
+                    on_broken(image)
+                else:
+                    good.append((path, image))
+            if good:
+                read_paths, images = zip(*good, strict=True)
+                logits = model(to_device(torch.stack(images), device)).float().cpu()
+                predictions += _best(read_paths, logits, classifier.classes, top)
+            tick(len(examples))
+    return predictions
+
+
+def _reader(classifier: Classifier) -> Callable[[Path], Tensor | Broken]:
+    modes = {1: "L", 3: "RGB", 4: "RGBA"}
+    if classifier.in_chans not in modes:
+        raise ValueError(f"{classifier.name} takes {classifier.in_chans} channels; pictures have 1, 3 or 4")
+    transform = eval_transform(classifier.data, classifier.augment, classifier.in_chans)
+
+    def read(path: Path) -> Tensor | Broken:
+        picture = read_picture(path, modes[classifier.in_chans])
+        return picture if isinstance(picture, Broken) else transform(_shorten(picture))
+
+    return read
+
+
+def _shorten(picture: Image.Image, longest: int = 64) -> Image.Image:
+    """The middle of a very long strip. The transform enlarges the shorter side before it cuts the middle out of the longer,
+    and would ask for gigabytes to enlarge a line of 1x30000 pixels.
+    """
+    w, h = picture.size
+    most = longest * min(w, h)
+    left, upper = max(0, w - most) // 2, max(0, h - most) // 2
+    return picture.crop((left, upper, left + min(w, most), upper + min(h, most))) if left or upper else picture
+
+
+def _best(paths: Sequence[Path], logits: Tensor, classes: Sequence[str], top: int) -> list[Prediction]:
+    bad = (~logits.isfinite().all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(
+            f"the model's answer to {paths[bad[0]]} is not finite; use --precision fp32, and if it is, its weights are damaged"
+        )
+    values, indices = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)  # (B, top)
+    return [
+        Prediction(str(path), tuple(Guess(i, classes[i], _rounded(p)) for i, p in zip(row, chances, strict=True)))
+        for path, row, chances in zip(paths, indices.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.7g}")  # single precision knows no more digits
+
+
+def _classify_visibly(
+    options: Predict, classifier: Classifier, paths: Sequence[Path], device: torch.device
+) -> list[Prediction]:
+    console = Console(stderr=True)
+    notes = _Notes(console, options.on_broken)
+    visible = console.is_terminal and len(paths) > options.batch
+    with Progress(console=console, disable=not visible, transient=True) as progress:
+        bar = progress.add_task("classifying", total=len(paths))
+
+        def tick(count: int) -> None:
+            progress.advance(bar, count)
+
+        predictions = classify_pictures(
+            classifier, paths, device, notes.add, options.top, options.batch, options.precision, tick
+        )
+    if not predictions:
+        raise ValueError(f"none of the {len(paths)} pictures can be read; the first: {notes.broken[0]}")
+    if notes.broken:
+        notes.say(f"{len(notes.broken)} of {len(paths)} pictures skipped, {len(predictions)} classified")
+    return predictions
+
+
+class _Notes:
+    """Names each broken picture on standard error, or stops at the first."""
+
+    def __init__(self, console: Console, on_broken: Literal["skip", "stop"]) -> None:
+        self.console, self.on_broken = console, on_broken
+        self.broken: list[Broken] = []
+
+    def add(self, item: Broken) -> None:
+        if self.on_broken == "stop":
+            raise ValueError(f"{item}; mend or remove it, or go on without it (--on-broken skip)")
+        self.broken.append(item)
+        self.say(f"skipped {item}")
+
+    def say(self, text: str) -> None:
+        self.console.print(Text(printable(text)), soft_wrap=True)  # one line, above the bar where there is one
+
+
+def _write(predictions: Sequence[Prediction], options: Predict) -> None:
+    if options.out is None:
+        console = Console()
+        text = _render(predictions, options.written_as, console if console.is_terminal else Console(width=_WIDE))
+        encoding = sys.stdout.encoding or "utf-8"  # what it cannot say is escaped: no answer is lost to a file name
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        return
+    text = _render(predictions, options.written_as, Console(file=io.StringIO(), width=_WIDE, force_terminal=False))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    content = text.encode("utf-8", "surrogateescape")  # file names byte for byte as the system has them
+    write_atomically(options.out, lambda part: part.write_bytes(content))
+
+
+def _render(predictions: Sequence[Prediction], written_as: Literal["table", "csv", "json"], console: Console) -> str:
+    if written_as == "csv":
+        return _as_csv(predictions)
+    if written_as == "json":
+        return _as_json(predictions)
+    with console.capture() as captured:
+        console.print(_as_table(predictions))
+    return captured.get()
+
+
+def _as_table(predictions: Sequence[Prediction]) -> Table:
+    """A line for each class, the best in bold: names of any length stay readable in a narrow terminal."""
+    table = Table("picture", "class", "%")
+    table.columns[0].overflow = table.columns[1].overflow = "fold"
+    table.columns[2].justify = "right"
+    for prediction in predictions:
+        for rank, guess in enumerate(prediction.guesses):
+            cells = (printable(prediction.picture) if rank == 0 else "", guess.name, f"{100 * guess.probability:.2f}")
+            table.add_row(*(Text(cell) for cell in cells), style="bold" if rank == 0 else None)  # Text: [x] is no markup
+    return table
+
+
+def _as_csv(predictions: Sequence[Prediction]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["picture", "rank", "class_index", "class_name", "probability"])
+    for prediction in predictions:
+        for rank, guess in enumerate(prediction.guesses, start=1):
+            writer.writerow([prediction.picture, rank, guess.index, guess.name, guess.probability])
+    return buffer.getvalue()
+
+
+def _as_json(predictions: Sequence[Prediction]) -> str:
+    rows = [dict(picture=p.picture, predictions=[vars(guess) for guess in p.guesses]) for p in predictions]
+    return json.dumps(rows, indent=2) + "\n"

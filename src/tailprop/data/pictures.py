@@ -1,0 +1,162 @@
+"""Pictures a user points at, without labels: which files are meant, and what is in them.
+
+Any task that answers for single pictures starts here: `list_pictures` makes paths of what was typed, `read_picture` decodes
+one, and `read_ahead` keeps a few threads decoding while the model works on the batch before.
+"""
+
+import glob
+import os
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from tailprop.data.loading import Broken
+
+__all__ = ["SUFFIXES", "is_picture", "list_pictures", "printable", "quiet_pillow", "read_ahead", "read_picture"]
+
+# What cameras, scanners and the web write. Pillow opens more (.h5, .mpg, .ps), but in a folder those are rarely meant.
+SUFFIXES: Final = (
+    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
+    *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".tga", ".tif", ".tiff", ".webp"),
+)
+
+T = TypeVar("T")
+
+
+def list_pictures(named: Sequence[str]) -> list[Path]:
+    """The pictures meant by files, folders and globs, in the order named, each once.
+
+    A file is taken whatever its name. A folder is searched with all folders below it, in sorted order, for files named like
+    pictures, and so is a folder a glob matches; hidden files are left out, and links to folders are not followed.
+    """
+    if not named:
+        raise ValueError("no pictures given; name files, folders, or globs such as 'photos/*.jpg'")
+    unique: dict[str, Path] = {}
+    for path in (path for name in named for path in _expand(name)):
+        unique.setdefault(os.path.abspath(path), path)  # noqa: PTH100 - resolve() would merge links that are named apart
+    return list(unique.values())
+
+
+def _expand(name: str) -> list[Path]:
+    path = Path(name).expanduser()  # the shell leaves ~ alone in quotes
+    if path.is_dir():
+        if not (pictures := _search(path)):
+            raise ValueError(f"no pictures in the folder {path}; looked for {', '.join(SUFFIXES)}")
+        return pictures
+    if path.exists():  # asked before globs: a file may well be named photo[1].jpg
+        return [path]
+    if not glob.has_magic(name):
+        raise ValueError(f"no picture or folder at {path}")
+    matches = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207 - Path.glob refuses absolute ones
+    pictures = [picture for match in matches for picture in (_search(match) if match.is_dir() else [match])]
+    if not (pictures := [picture for picture in pictures if is_picture(picture)]):
+        raise ValueError(f"no picture matches {name!r}")
+    return pictures
+
+
+def _search(folder: Path) -> list[Path]:
+    pictures: list[Path] = []
+    for where, below, names in os.walk(folder, onerror=_refuse):
+        below[:] = [name for name in below if not name.startswith(".")]  # thumbnails and other caches
+        pictures += [Path(where, name) for name in names if not name.startswith(".") and is_picture(Path(name))]
+    return sorted(pictures)
+
+
+def _refuse(error: OSError) -> None:
+    raise error  # os.walk would leave out a folder it may not read, and nobody would know
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a file is named like a picture."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def read_picture(path: Path, mode: str) -> Image.Image | Broken:
+    """The picture in a file, upright and in Pillow's mode L, RGB or RGBA; of several frames the first.
+
+    Transparency is dropped where the mode has none, as it is in training. Gray of 16 bits is scaled to 8.
+    """
+    try:
+        with Image.open(path) as file:
+            return prepare(file, mode)
+    except Exception as error:  # damage makes Pillow raise OSError, ValueError, SyntaxError, and whatever a decoder trips over
+        return Broken(str(path), reason_of(error))
+
+
+def prepare(picture: Image.Image, mode: str) -> Image.Image:
+    """An opened picture, decoded, turned upright and brought to a mode."""
+    picture.load()
+    return _convert(_upright(picture), mode)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a picture cannot be read, in one line."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not a picture"
+    return " ".join((_reason(error) or type(error).__name__).split())
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(picture)
+    except Exception:  # the pixels were read; only the notes of the camera are damaged (SyntaxError, for one)
+        return picture
+
+
+def _convert(picture: Image.Image, mode: str) -> Image.Image:
+    if picture.mode == "F":
+        raise ValueError("its pixels are floats, and nothing says which of them is white; save it with 8 or 16 bits")
+    if picture.mode.startswith("I"):
+        picture = _to_8_bits(picture)
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")  # the way Pillow wants it: going to RGB at once draws a warning
+    return picture.convert(mode)
+
+
+def _to_8_bits(picture: Image.Image) -> Image.Image:
+    values = np.asarray(picture).astype(np.int64)  # I;16, or I, which Pillow makes of 16 bits in some formats
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError("its pixels have 32 bits, and nothing says which of them is white; save it with 8 or 16 bits")
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))  # 65535 = 257 * 255
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def read_ahead(
+    paths: Sequence[Path], read: Callable[[Path], T], batch: int, threads: int | None = None
+) -> Iterator[list[tuple[Path, T]]]:
+    """What `read` makes of each path, in order and in batches; the batch after the one handed out is being read meanwhile."""
+    with ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1)) as pool:
+        waiting: list[tuple[Path, Future[T]]] = []
+        for first in range(0, len(paths), batch):
+            coming = [(path, pool.submit(read, path)) for path in paths[first : first + batch]]
+            if waiting:
+                yield [(path, future.result()) for path, future in waiting]
+            waiting = coming
+        yield [(path, future.result()) for path, future in waiting]
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Without Pillow's warnings of large pictures and damaged notes: what cannot be read is reported as `Broken`.
+
+    For a whole loop rather than each picture, as threads share the filters of warnings.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
+
+
+def printable(text: str) -> str:
+    """A file name fit for one line of a terminal: line breaks, control characters and bytes that are no text, escaped."""
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)

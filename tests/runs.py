@@ -1,0 +1,50 @@
+"""A run small enough for tests: a narrow network of two stages on the embedded digits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SMALL: dict[str, Any] = {
+    "task": "classify",
+    "model": {"name": "tailprop_pico", "in_chans": 1, "drop_path": 0.2, "args": {"depths": [1, 1], "dims": [8, 16]}},
+    "data": {"source": "digits", "size_px": 32, "resize_px": None, "workers": 0},
+    "augment": {"flip": 0.0, "auto_augment": None, "color_jitter": 0.0, "erase": 0.2, "mixup": 0.4, "cutmix": 0.5},
+    "optim": {"epochs": 2, "batch": 100, "lr": 2e-3, "lr_batch": None, "warmup_epochs": 0.5},
+    "run": {"threads": 1, "device": "cpu", "ema": 0.9, "log_every": 1, "save_every": 2, "tensorboard": False},
+}
+
+
+def settings(**changes: dict[str, Any]) -> dict[str, Any]:
+    """The small run with some settings changed, section by section."""
+    return {k: (v | changes.get(k, {}) if isinstance(v, dict) else v) for k, v in SMALL.items()}
+
+
+def write_recipe(path: Path, **changes: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(settings(**changes)))
+    return path
+
+
+def losses(folder: Path) -> list[float]:
+    """The loss of every step, as logged."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert [row["step"] for row in steps] == list(range(1, len(steps) + 1))
+    return [row["loss"] for row in steps]
+
+
+def launch(
+    args: list[str], processes: int = 1, restarts: int = 0, script: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`tailprop ...` in processes of its own, under torchrun if there are several."""
+    target = [str(script)] if script else ["-m", "tailprop_cli"]
+    command = [sys.executable, *target, *args]
+    if processes > 1:
+        options = ["--nproc-per-node", str(processes), "--max-restarts", str(restarts), "--master-port", "0"]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *target, *args]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)

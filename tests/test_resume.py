@@ -1,0 +1,133 @@
+"""A run that is killed, stopped or crashes ends where an undisturbed one does."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tailprop_cli
+from tests.runs import launch, losses, write_recipe
+
+HERE = Path(__file__).parent
+
+
+def final(folder: Path) -> dict[str, torch.Tensor]:
+    """Everything a finished run has learned."""
+    payload = torch.load(folder / "last.pt", weights_only=True)
+    learned = {f"{part}.{name}": value for part in ("model", "ema") for name, value in payload[part].items()}
+    moments = {f"{k}.{name}": v for k, state in payload["optimizer"]["state"].items() for name, v in state.items()}
+    return learned | moments | load_file(folder / "model.safetensors")
+
+
+def assert_same(a: Path, b: Path) -> None:
+    left, right = final(a), final(b)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert losses(a) == losses(b)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A recipe, and the folder of its run."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    recipe = write_recipe(folder / "small.yaml", optim={"epochs": 4})
+    assert launch(["train", str(recipe), "--run.out", str(folder / "run")]).returncode == 0
+    return recipe, folder / "run"
+
+
+def test_killed_ten_times(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = undisturbed
+    command = [sys.executable, str(HERE / "kill_driver.py"), str(recipe), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    kills = int(done.stdout.split()[1].rstrip(","))
+    assert done.stdout.strip().endswith("exit 0"), done
+    assert kills >= 8, done.stdout  # a run may end before its killer comes
+    assert_same(tmp_path / "run", whole)
+    assert not list((tmp_path / "run").glob("*.part"))
+
+
+def test_stopped_by_sigterm_in_the_middle_of_an_epoch(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = undisturbed
+    run, args = tmp_path / "run", ["train", str(recipe), "--run.out", str(tmp_path / "run"), "--run.save-every", "1000"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tailprop_cli", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while child.poll() is None and (not (run / "metrics.jsonl").exists() or len(losses(run)) < 3):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGTERM)
+    _, error = child.communicate(timeout=60)
+    assert child.returncode == 143
+    assert error.startswith("tailprop: stopped after step ")
+    payload = torch.load(run / "last.pt", weights_only=True)
+    assert 0 < payload["position"]["step"] < 11
+    assert launch([*args, "--run.resume"]).returncode == 0
+    assert_same(run, whole)
+
+
+def test_workers_change_nothing(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = undisturbed
+    assert launch(["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "2"]).returncode == 0
+    assert_same(tmp_path / "run", whole)
+
+
+def test_two_processes_learn_what_one_learns_from_the_doubled_batch(tmp_path: Path) -> None:
+    plain = {"mixup": 0.0, "cutmix": 0.0}
+    recipe = write_recipe(tmp_path / "small.yaml", augment=plain, model={"drop_path": 0.0}, optim={"clip": 1.0})
+    one = launch(["train", str(recipe), "--run.out", str(tmp_path / "one"), "--optim.batch", "80"])
+    two = launch(["train", str(recipe), "--run.out", str(tmp_path / "two"), "--optim.batch", "40"], processes=2)
+    added = ["--optim.batch", "20", "--optim.accumulate", "2"]
+    both = launch(["train", str(recipe), "--run.out", str(tmp_path / "both"), *added], processes=2)
+    assert (one.returncode, two.returncode, both.returncode) == (0, 0, 0), two.stderr + both.stderr
+    expected = losses(tmp_path / "one")
+    assert len(expected) == 28
+    assert losses(tmp_path / "two") == pytest.approx(expected, abs=1e-5)
+    assert losses(tmp_path / "both") == pytest.approx(expected, abs=1e-5)
+    results = [torch.load(tmp_path / name / "last.pt", weights_only=True)["position"]["history"] for name in ("one", "two")]
+    assert results[0][-1]["top1"] == pytest.approx(results[1][-1]["top1"], abs=0.2)
+
+
+CRASHES_ONCE = """
+import os, sys, threading, time
+from pathlib import Path
+import tailprop_cli
+
+def die(checkpoint):
+    while not checkpoint.exists():
+        time.sleep(0.01)
+    os._exit(7)
+
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    threading.Thread(target=die, args=(Path(sys.argv[4]) / "last.pt",), daemon=True).start()
+sys.exit(tailprop_cli.main(sys.argv[1:]))
+"""
+
+
+def test_torchrun_restarts_a_crashed_run_by_itself(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"batch": 50})
+    script = tmp_path / "crashes_once.py"
+    script.write_text(CRASHES_ONCE)
+    done = launch(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2, restarts=1, script=script)
+    assert done.returncode == 0, done.stderr
+    assert "from step" in done.stdout
+    assert launch(["train", str(recipe), "--run.out", str(tmp_path / "whole")], processes=2).returncode == 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_another_run_is_not_overwritten_and_not_continued_otherwise(
+    undisturbed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, whole = undisturbed
+    before = (whole / "last.pt").read_bytes()
+    for extra, message in (
+        ([], "holds a run; go on with it (--run.resume)"),
+        (["--run.resume", "--optim.lr", "0.1"], "was begun with other settings (optim.lr)"),
+        (["--run.resume", "--run.overwrite"], "exclude each other"),
+    ):
+        assert tailprop_cli.main(["train", str(recipe), "--run.out", str(whole), *extra]) == 2
+        assert message in capsys.readouterr().err
+    assert (whole / "last.pt").read_bytes() == before
