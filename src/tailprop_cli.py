@@ -9,6 +9,7 @@ COMMANDS = {
     "models": ("tailprop.commands.models", "Models", "list the models with parameters and multiply-adds"),
     "train": ("tailprop.commands.train", "Train", "train a model by a recipe, on one machine or many"),
     "eval": ("tailprop.commands.eval", "Eval", "measure a checkpoint: top-1 and top-5 on any data"),
+    "robustness": ("tailprop.commands.robustness", "Robustness", "ImageNet-Sketch, ImageNet-A and common corruptions"),
     "predict": ("tailprop.commands.predict", "Predict", "say what is in pictures: a table, CSV or JSON"),
     "bench": ("tailprop.studies.bench", "Bench", "measure speed beside ConvNeXt, Swin and vHeat"),
     "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on embedded digits and draw the operator"),
@@ -45,7 +46,7 @@ def _call(name: str, args: list[str]) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<8} {what}" for name, (_, _, what) in COMMANDS.items()]
+    lines = [f"  {name:<10} {what}" for name, (_, _, what) in COMMANDS.items()]
     return "\n".join(["usage: tailprop COMMAND [options]", "", *lines, "", "tailprop COMMAND --help explains each."])
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+TIMEOUT = 300.0  # seconds
+
 SMALL: dict[str, Any] = {
     "task": "classify",
     "model": {"name": "tailprop_pico", "in_chans": 1, "drop_path": 0.2, "args": {"depths": [1, 1], "dims": [8, 16]}},
@@ -47,4 +49,4 @@ def launch(
         options = ["--nproc-per-node", str(processes), "--max-restarts", str(restarts), "--master-port", "0"]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *target, *args]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)

@@ -36,11 +36,27 @@ def join(device: str = "auto", threads: int = 0) -> World:
         _use_loopback_if_local()
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=_PATIENCE, **_meeting_point(rank, size))
     return World(rank, size, chosen)
 
 
+_PATIENCE = timedelta(minutes=30)
 _VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+def _meeting_point(rank: int, size: int) -> dict[str, Any]:
+    """Where the processes find each other, if not where PyTorch looks by itself.
+
+    torchrun keeps one store for all its restarts, and the addresses of the crashed processes are still in it: each attempt
+    needs names of its own.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, size, is_master=False, timeout=_PATIENCE)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return {"store": dist.PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": size}
 
 
 def leave() -> None:

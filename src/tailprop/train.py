@@ -8,6 +8,7 @@ import math
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -166,6 +167,8 @@ class Trainer:
         self.pending = torch.zeros((), dtype=_sum_dtype(self.world.device), device=self.world.device)
         self.wrapped: nn.Module = self.model
         if self.world.size > 1:
+            # A (C, 1, 3, 3) gradient has two equally good descriptions of its strides, and DDP warns of the other one.
+            warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             ids = [self.world.device] if self.world.device.type == "cuda" else None
             self.wrapped = DistributedDataParallel(self.model, device_ids=ids)
         torch.manual_seed(mix(self.config.seed, self.world.rank))  # from here on every process draws its own numbers

@@ -117,7 +117,9 @@ def evaluate_on(
     pictures = Pictures(source, [transform or eval_transform(data, classifier.augment, classifier.in_chans)], mode)
     loader = make_loader(pictures, EvalOrder(len(source.labels), batch, world), collate, data.workers, world.device)
     model = classifier.model.to(world.device)
-    with Progress(disable=not world.is_first, transient=True) as progress, autocast(world.device, precision):
+    console = Console()
+    silent = not world.is_first or not console.is_terminal
+    with Progress(console=console, disable=silent, transient=True) as progress, autocast(world.device, precision):
         bar = progress.add_task(title, total=len(source.labels) / world.size)
         result = evaluate_classifier(model, loader, count, world.device, subset, tick=lambda done: progress.advance(bar, done))
     if result.broken and data.on_broken == "stop":

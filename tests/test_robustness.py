@@ -1,0 +1,379 @@
+"""Corruptions, and the measurements on sketches, natural adversarial examples and corrupted pictures."""
+
+import csv
+import io
+import pickle
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+from skimage import data as photographs
+from timm.data import ImageNetInfo
+from torch import Tensor, nn
+
+import tailprop_cli
+from tailprop.checkpoint import save_weights
+from tailprop.commands.eval import DataChoice
+from tailprop.commands.robustness import Robustness, Row, _rows, _say, imagenet_a_indices, imagenet_indices, measure
+from tailprop.data.classify import IMAGENET_MEAN, IMAGENET_STD, AugmentConfig, DataConfig, Pictures, eval_transform
+from tailprop.data.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, _chained
+from tailprop.data.loading import Key
+from tailprop.data.sources import Digits
+from tailprop.distributed import World
+from tailprop.load import Classifier
+
+ALONE = World(0, 1, torch.device("cpu"))
+SYNSETS = ImageNetInfo().label_names()
+SMALL = DataConfig(size_px=32, resize_px=32, workers=0)
+
+
+def photograph(width: int = 64, height: int = 64) -> Image.Image:
+    return Image.fromarray(photographs.astronaut()).resize((width, height), Image.Resampling.LANCZOS)
+
+
+def corrupted(name: str, severity: int, image: Image.Image, seed: int = 0) -> Image.Image:
+    return CORRUPTIONS[name](image, severity, np.random.default_rng(seed))
+
+
+def difference(image: Image.Image, other: Image.Image) -> float:
+    return float(np.mean((np.asarray(image, float) - np.asarray(other, float)) ** 2))
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+@pytest.mark.parametrize("size", [(64, 64), (48, 32)])
+def test_corruption_is_a_pure_function(name: str, size: tuple[int, int]) -> None:
+    image = photograph(*size)
+    before = image.copy()
+    for severity in SEVERITIES:
+        result = corrupted(name, severity, image)
+        assert (result.mode, result.size) == ("RGB", size)
+        assert difference(result, corrupted(name, severity, image)) == 0
+        assert difference(result, image) > 10
+    assert difference(image, before) == 0
+
+
+RANDOM = {"gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "motion_blur", "snow", "fog", "elastic_transform"}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_only_chance_depends_on_the_seed(name: str) -> None:
+    image = photograph()
+    changed = difference(corrupted(name, 3, image, seed=0), corrupted(name, 3, image, seed=1))
+    assert (changed > 0) == (name in RANDOM)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+@pytest.mark.parametrize("side", [64, 224])
+def test_corruption_gets_stronger(name: str, side: int) -> None:
+    image = photograph(side, side)
+    weak = 3 if name == "elastic_transform" else 1  # its 1 and 2 move the whole picture, 3 to 5 crumple it: two orders
+    assert difference(corrupted(name, 5, image), image) > difference(corrupted(name, weak, image), image)
+    if name == "elastic_transform":
+        assert difference(corrupted(name, 2, image), image) > difference(corrupted(name, 1, image), image)
+
+
+@pytest.mark.parametrize("name", ["defocus_blur", "motion_blur", "zoom_blur", "snow", "elastic_transform"])
+def test_lengths_follow_the_picture(name: str) -> None:
+    """A picture without fine detail changes about as much at 64 as at 224 px, where a fixed length would weigh 3.5 times."""
+    smooth = photograph(16, 16)
+    small, large = (smooth.resize((side, side), Image.Resampling.BICUBIC) for side in (64, 224))
+    ratios = [
+        difference(corrupted(name, 5, small, s), small) / difference(corrupted(name, 5, large, s), large) for s in range(4)
+    ]
+    assert 0.6 < np.mean(ratios) < 1.6
+
+
+def test_corruptions_by_their_definition() -> None:
+    """What can be said of the result without computing it the same way again."""
+    grey = Image.new("RGB", (64, 64), (128, 128, 128))
+    noise = np.asarray(corrupted("gaussian_noise", 1, grey), float) / 255
+    assert noise.std() == pytest.approx(0.08, rel=0.05)
+    counts = np.asarray(corrupted("shot_noise", 1, grey), float) / 255 * 60  # of photons: the variance is the mean
+    assert counts.var() == pytest.approx(counts.mean(), rel=0.1)
+    impulses = np.asarray(corrupted("impulse_noise", 5, grey))
+    assert (impulses != 128).mean() == pytest.approx(0.27, rel=0.1)
+    assert set(np.unique(impulses)) == {0, 128, 255}
+    assert np.asarray(corrupted("brightness", 1, grey)).mean() == round(255 * (128 / 255 + 0.1))
+    for name in ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "contrast", "elastic_transform", "pixelate"):
+        assert difference(corrupted(name, 5, grey), grey) == 0, name  # nothing to smear, move or flatten
+
+
+def test_blur_of_a_point() -> None:
+    """A disk is round and has its radius; a streak goes to one side only, and not far off the horizontal."""
+    point = np.zeros((224, 224, 3), np.uint8)
+    point[112, 112] = 255
+    wide = Image.fromarray(np.repeat(np.repeat(point[96:128, 96:128], 7, 0), 7, 1))  # 7x7, bright enough to be seen blurred
+    spread = np.argwhere(np.asarray(corrupted("defocus_blur", 5, wide))[..., 0] > 0)
+    assert np.ptp(spread, axis=0) == pytest.approx(2 * 10 + 6, abs=2)
+    y, x = np.argwhere(np.asarray(corrupted("motion_blur", 5, wide))[..., 0] > 0).T
+    assert np.ptp(x) >= 2 * 20 * 0.7
+    assert np.ptp(y) <= 2 * 20 * 0.75 + 7
+
+
+@pytest.mark.parametrize("reach", [1, 4])
+def test_glass_is_the_loop_over_pixels(reach: int) -> None:
+    """Chains followed at once against the published loop, one pixel after the other."""
+    height, width = 32, 48
+    shift = np.random.default_rng(0).integers(-reach, reach, (2, height, width))
+    pixels = np.arange(height * width).reshape(height, width)
+    y, x = np.indices(pixels.shape) + _chained(shift, reach)
+    at_once, one_by_one = pixels[y, x], pixels.copy()
+    for row in range(height - reach, reach, -1):
+        for column in range(width - reach, reach, -1):
+            one_by_one[row, column] = one_by_one[row + shift[0, row, column], column + shift[1, row, column]]
+    assert np.array_equal(at_once, one_by_one)
+
+
+def test_jpeg_is_pillows() -> None:
+    image, file = photograph(), io.BytesIO()
+    image.save(file, "JPEG", quality=7)
+    assert difference(corrupted("jpeg_compression", 5, image), Image.open(file)) == 0
+
+
+def prepared(picture: Image.Image, name: str, in_chans: int = 3, seed: int = 0) -> Tensor:
+    torch.manual_seed(0)
+    return Corrupt(name, 3, seed, eval_transform(SMALL, AugmentConfig(), in_chans))(picture)
+
+
+def test_corrupt_stands_between_crop_and_normalisation() -> None:
+    picture = photograph(80, 40)
+    cropped = picture.resize((64, 32), Image.Resampling.BICUBIC).crop((16, 0, 48, 32))
+    expected = np.asarray(corrupted("contrast", 3, cropped), np.float32) / 255
+    expected = (expected - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
+    torch.testing.assert_close(prepared(picture, "contrast"), torch.tensor(expected).permute(2, 0, 1).float())
+
+
+def test_corrupt_keeps_the_channels() -> None:
+    assert prepared(photograph().convert("L"), "snow", 1).shape == (1, 32, 32)
+    half = photograph(32, 32).convert("RGBA")
+    half.putalpha(128)
+    assert prepared(half, "fog", 4)[3].unique().item() == pytest.approx(2 * 128 / 255 - 1, abs=1e-6)
+
+
+def test_corrupt_depends_on_seed_and_picture_only() -> None:
+    transform = Corrupt("gaussian_noise", 3, 0, eval_transform(SMALL, AugmentConfig()))
+    pictures = Pictures(Digits("validation"), [transform], "RGB")
+    copy = Pictures(Digits("validation"), [pickle.loads(pickle.dumps(transform))], "RGB")
+    first = pictures[Key(3, 3)][0][0]
+    assert not torch.equal(first, pictures[Key(3, 4)][0][0])
+    assert torch.equal(first, pictures[Key(3, 3)][0][0])
+    assert torch.equal(first, copy[Key(3, 3)][0][0])
+    assert not torch.equal(*(prepared(photograph(), "shot_noise", seed=seed) for seed in (0, 1)))
+
+
+class Answers(nn.Module):
+    """A model that tells the grey of a picture and gives a known answer for each grey."""
+
+    def __init__(self, num_classes: int, answer: Callable[[int], list[int]]) -> None:
+        super().__init__()
+        self.num_classes, self.answer = num_classes, answer
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = torch.zeros(len(images), self.num_classes)
+        greys = (images[:, 0].mean((1, 2)) * IMAGENET_STD[0] + IMAGENET_MEAN[0]) * 255
+        for row, grey in zip(logits, greys.round().int().tolist(), strict=True):
+            for rank, index in enumerate(self.answer(grey)):
+                row[index] = 9.0 - rank
+        return logits
+
+
+def classifier(num_classes: int, answer: Callable[[int], list[int]], classes: tuple[str, ...] | None = None) -> Classifier:
+    names = classes or (tuple(SYNSETS) if num_classes == 1000 else tuple(map(str, range(num_classes))))
+    return Classifier(Answers(num_classes, answer).eval(), "stub", names, 3, SMALL, AugmentConfig())
+
+
+def write_greys(root: Path, greys: dict[str, list[int]]) -> Path:
+    """Folders of plain pictures."""
+    for name, levels in greys.items():
+        (root / name).mkdir(parents=True)
+        for level in levels:
+            Image.new("RGB", (32, 32), (level, level, level)).save(root / name / f"{level}.png")
+    return root
+
+
+def test_imagenet_a_is_a_subset_by_index() -> None:
+    expected = [int(i) for i in (files("timm.data") / "_info" / "imagenet_a_indices.txt").read_text().split()]
+    assert list(imagenet_a_indices()) == expected
+    assert len(set(expected)) == 200
+
+
+def test_classes_are_found_by_name_not_place() -> None:
+    names = [SYNSETS[817], SYNSETS[6], "tench, Tinca tinca", "42", "unicorn", "crane"]
+    assert imagenet_indices(names) == [817, 6, 0, 42, None, None]
+    described = ImageNetInfo().label_descriptions()
+    assert imagenet_indices(described) == list(range(1000))  # both cranes, by their place
+
+
+def test_imagenet_a_accuracy_is_known(tmp_path: Path) -> None:
+    """Six pictures of three classes, four right; an output outside the 200 is always the strongest and must not count."""
+    stingray, robin, balloon = 6, 15, 417
+    right = {10: stingray, 20: stingray, 30: robin, 40: stingray, 50: balloon, 60: robin}
+    outside = next(i for i in range(1000) if i not in imagenet_a_indices())
+    model = classifier(1000, lambda grey: [outside, right[grey]])
+    root = write_greys(tmp_path, {SYNSETS[balloon]: [50, 60], SYNSETS[stingray]: [10, 20], SYNSETS[robin]: [30, 40]})
+    (root / "README.txt").write_text("the official archive has one")
+    (row,) = measure(Robustness("stub", imagenet_a=root), model, ALONE)
+    assert (row.data, row.severity, row.count, row.classes) == ("ImageNet-A", 0, 6, 3)
+    assert row.top1 == pytest.approx(100 * 4 / 6)
+
+
+def test_sketch_uses_all_outputs_and_the_limit_spreads(tmp_path: Path) -> None:
+    root = write_greys(tmp_path, {SYNSETS[999]: [10, 20], SYNSETS[0]: [30, 40], SYNSETS[500]: [50, 60]})
+    right = {10: [999], 20: [1, 2, 3, 4, 999], 30: [0], 40: [0], 50: [1], 60: [500]}
+    model = classifier(1000, lambda grey: right[grey])
+    (row,) = measure(Robustness("stub", sketch=root), model, ALONE)
+    assert row.count == 6
+    assert [row.top1, row.top5] == pytest.approx([100 * 4 / 6, 100 * 5 / 6])
+    (row,) = measure(Robustness("stub", sketch=root, limit=3), model, ALONE)
+    assert (row.count, row.classes) == (3, 3)
+    assert row.top1 == pytest.approx(100 * 2 / 3)  # 30, 50 and 10
+    assert [len(_rows(100, limit)) for limit in (0, 1, 60, 99, 100, 1000)] == [100, 1, 50, 50, 100, 100]
+
+
+def test_sketch_as_a_snapshot_with_a_train_split_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    names = ["goldfish, Carassius auratus", "tench, Tinca tinca"]  # ImageNet's 1 and 0
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=names))
+    rows = dict(image=[Image.new("RGB", (32, 32), (grey,) * 3) for grey in (10, 20)], label=[0, 1])
+    datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "train-00000-of-00001.parquet")
+    (row,) = measure(Robustness("stub", sketch=tmp_path), classifier(1000, {10: [1], 20: [0]}.__getitem__), ALONE)
+    assert (row.count, row.top1) == (2, 100)
+
+
+def test_accuracy_under_corruption_is_known(tmp_path: Path) -> None:
+    """Dark and bright pictures told apart by a threshold: more light makes all bright, less contrast changes nothing."""
+    root = write_greys(tmp_path / "val", {"bright": [200, 210], "dark": [90, 100]}).parent
+    write_greys(root / "train", {"bright": [1], "dark": [2]})
+    model = classifier(2, lambda grey: [int(grey < 150)])
+    options = Robustness("stub", corrupt=("brightness", "contrast"), severities=(5, 1, 5), data=DataChoice(root=root))
+    found = {(row.data, row.severity): row.top1 for row in measure(options, model, ALONE)}
+    assert found == {
+        ("clean", 0): 100,
+        ("brightness", 1): 100,
+        ("brightness", 5): 50,
+        ("contrast", 1): 100,
+        ("contrast", 5): 100,
+    }
+
+
+def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    rows = [Row("ImageNet-A", 0, 36.0, 60.0, 7500, 200, 0), Row("clean", 0, 84.0, 96.0, 50, 40, 1)]
+    rows += [Row("fog", 1, 70.0, 80.0, 50, 40, 1), Row("fog", 2, 60.0, 80.0, 50, 40, 1), Row("snow", 1, 50.0, 70.0, 50, 40, 1)]
+    rows += [Row("snow", 2, 40.0, 70.0, 50, 40, 1)]
+    _say(rows, "tailprop_base", (1, 2))
+    printed = capsys.readouterr().out
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
+    assert cells == [
+        ["ImageNet-A", "7500", "-", "-", "36.00", "37.2"],
+        ["clean", "50", "-", "-", "84.00", "-"],
+        ["fog", "50", "70.00", "60.00", "65.00", "-"],
+        ["snow", "50", "50.00", "40.00", "45.00", "-"],
+        ["mean over corruptions", "50", "60.00", "50.00", "55.00", "-"],
+    ]
+    assert "the paper's" in printed
+    assert "up to 1 broken pictures left out" in printed
+    _say([Row("ImageNet-A", 0, 36.0, 60.0, 9, 3, 0)], "tailprop_tiny", (1, 2))
+    printed = capsys.readouterr().out
+    assert "paper" not in printed
+    assert "ImageNet-A: only 3 of its 200 classes have pictures here" in printed
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    entry = ("tailprop.commands.robustness", "Robustness", "measure a checkpoint on sketches and corrupted pictures")
+    monkeypatch.setitem(tailprop_cli.COMMANDS, "robustness", entry)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*args: object) -> tuple[int, str]:
+        code = tailprop_cli.main(["robustness", *map(str, args)])
+        captured = capsys.readouterr()
+        return code, captured.err if code else captured.out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def ten_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder: what stands beside the weights says how many channels a picture has."""
+    folder = tmp_path_factory.mktemp("run")
+    model = timm.create_model("tailprop_pico", num_classes=10)
+    save_weights(folder / "model.safetensors", model, {"architecture": "tailprop_pico"})
+    settings = {"model": {"name": "tailprop_pico"}, "data": {}, "augment": {}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+def test_command(call: Callable[..., tuple[int, str]], ten_classes: Path, tmp_path: Path) -> None:
+    data = ("--data.source", "digits", "--data.size-px", 32, "--data.workers", 0, "--limit", 4, "--device", "cpu")
+    out = tmp_path / "new" / "robustness.csv"
+    code, printed = call(ten_classes, "--corrupt", "all", "--severities", 1, 5, *data, "--out", out)
+    assert code == 0, printed
+    assert all(name in printed for name in (*CORRUPTIONS, "clean", "mean over corruptions", "tailprop_pico"))
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [(row["data"], row["severity"]) for row in rows] == [("clean", "0")] + [(n, s) for n in CORRUPTIONS for s in "15"]
+    assert {(row["count"], row["size_px"], row["model"]) for row in rows} == {("4", "32", "tailprop_pico")}
+    assert all(0 <= float(row["top1"]) <= float(row["top5"]) <= 100 for row in rows)
+    assert rows[0]["torch"] == torch.__version__
+    assert rows[0]["commit"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "nothing to measure; give --sketch, --imagenet-a or --corrupt"),
+        (("--corrupt", "gausian_noise"), "no corruption 'gausian_noise'; did you mean 'gaussian_noise'?"),
+        (("--corrupt", "jpeg"), "did you mean 'jpeg_compression'?"),
+        (("--corrupt", "frost"), "frost needs photographs of frost"),
+        (("--corrupt", "fog", "--severities", "6"), "a severity is 1, 2, 3, 4 or 5, got 6"),
+        (("--corrupt", "fog", "--severities"), "at least one of --severities"),
+        (("--corrupt", "fog", "--limit", "-1"), "limit must be at least 0"),
+        (("--corrupt", "fog", "--batch", "0"), "batch must be at least 1"),
+        (("--corrupt", "fog"), "needs --data.root"),
+        (("--sketch", "nowhere"), "no folder nowhere; --sketch takes the folder of the dataset"),
+        (("--imagenet-a", "nowhere"), "no folder nowhere; --imagenet-a takes"),
+        (("--imagenet-a", "."), "ImageNet-A needs a model of ImageNet's 1000 classes, this tailprop_pico has 10"),
+    ],
+)
+def test_mistakes_in_one_line(
+    call: Callable[..., tuple[int, str]], ten_classes: Path, args: tuple[str, ...], message: str
+) -> None:
+    code, err = call(ten_classes, *args)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("severity", [0, 6])
+def test_severity_is_checked_everywhere(severity: int) -> None:
+    with pytest.raises(ValueError, match=f"got {severity}"):
+        corrupted("fog", severity, photograph())
+    with pytest.raises(ValueError, match=f"got {severity}"):
+        Corrupt("fog", severity, 0, eval_transform(SMALL, AugmentConfig()))
+
+
+def test_foreign_classes_are_named(tmp_path: Path) -> None:
+    answer = classifier(1000, lambda _grey: [0])
+    tench = write_greys(tmp_path / "a", {SYNSETS[6]: [10], SYNSETS[0]: [20]})
+    with pytest.raises(ValueError, match="class 'n01440764' is not one of ImageNet-A's 200"):
+        measure(Robustness("stub", imagenet_a=tench), answer, ALONE)
+    cats = write_greys(tmp_path / "b", {"cat": [10]})
+    with pytest.raises(ValueError, match="class 'cat' is not one of ImageNet-Sketch's 1000"):
+        measure(Robustness("stub", sketch=cats), answer, ALONE)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="expected one folder of pictures for each class"):
+        measure(Robustness("stub", sketch=tmp_path / "empty"), answer, ALONE)
+
+
+@pytest.mark.parametrize("classes", [tuple(reversed(SYNSETS)), tuple(f"plant {i}" for i in range(1000))])
+def test_a_model_of_other_thousand_classes_is_refused(classes: tuple[str, ...], tmp_path: Path) -> None:
+    root = write_greys(tmp_path, {SYNSETS[6]: [10]})
+    with pytest.raises(ValueError, match="needs ImageNet's order of classes, but output 0 is"):
+        measure(Robustness("stub", imagenet_a=root), classifier(1000, lambda _grey: [0], classes), ALONE)
