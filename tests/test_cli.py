@@ -24,14 +24,14 @@ def test_help_names_every_command_and_stays_light() -> None:
         (["models", "--height", "16"], "height must be at least 32, got 16"),
         (["bench", "--threads", "0"], "threads must be at least 1"),
         (["bench", "--models"], "at least one model"),
-        (["demo", "--epochs", "0"], "epochs must be at least 1"),
-        (["demo", "--batch", "5000"], "more than the 1198 digits"),
+        (["demo", "--epochs", "0"], "optim.epochs must be at least 1"),
+        (["demo", "--batch", "5000"], "more than the 1198 examples"),
         (["demo", "--model", "nonsense"], "timm has no model 'nonsense'"),
         (["scales", "--data", "nowhere", "--only", "bogus"], "unknown trial 'bogus'"),
         (["bench", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
         (["bench", "--vheat-code", "nowhere.py", "--models", "tailprop_pico"], "no Python file nowhere.py"),
         (["bench", "--rounds", "0"], "rounds must be at least 1"),
-        (["scales", "--data", "nowhere"], "no train-*.parquet under nowhere"),
+        (["scales", "--data", "nowhere"], "no folder nowhere"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,9 +54,10 @@ def _meeting_point(rank: int, size: int) -> dict[str, Any]:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, size, is_master=False, timeout=_PATIENCE)
+    store = dist.TCPStore(address, port, size, is_master=False, timeout=_PATIENCE)  # type: ignore[attr-defined]
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return {"store": dist.PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": size}
+    own = dist.PrefixStore(f"attempt_{attempt}", store)  # type: ignore[attr-defined]
+    return {"store": own, "rank": rank, "world_size": size}
 
 
 def leave() -> None:

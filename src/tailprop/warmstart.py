@@ -6,6 +6,7 @@ what fits of a checkpoint, and reports the rest.
 
 import pickle
 import re
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +71,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"no checkpoint at {path}")
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old pickles: what matters is an error below
+            content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, KeyError) as error:
         raise ValueError(
             f"{path} is damaged, or holds more than weights and was not executed ({_first_line(error)})"

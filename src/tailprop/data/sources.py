@@ -14,6 +14,7 @@ from PIL import Image
 
 __all__ = ["SPLITS", "Digits", "Folder", "Parquet", "Source", "TimmDataset", "check_labels", "split_hash"]
 
+_SHOW_BYTES = 1 << 30  # unpacking more than this takes long enough for a progress bar
 SPLITS: Final = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "test")}
 
 
@@ -71,6 +72,8 @@ class Parquet:
 
         self.shards = _find_shards(_existing(root), split)
         _check_shards(self.shards)
+        if sum(shard.stat().st_size for shard in self.shards) < _SHOW_BYTES:
+            datasets.disable_progress_bars()
         try:
             table = datasets.load_dataset(
                 "parquet",

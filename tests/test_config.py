@@ -1,0 +1,124 @@
+"""Settings, recipes, and what the command line says of mistakes in them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import tailprop_cli
+from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
+from tailprop.data.classify import train_transforms
+from tailprop.tasks.classify import ClassifyConfig, _mixup
+from tailprop.train import build_optimizer, build_schedule
+from tests.runs import write_recipe
+
+
+def load(name: str) -> ClassifyConfig:
+    return build(ClassifyConfig, read_recipe(find_recipe(name)))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_reads_and_survives_a_round_trip(name: str) -> None:
+    config = load(name)
+    assert build(ClassifyConfig, to_dict(config)) == config
+
+
+def test_the_recipes_there_are() -> None:
+    wanted = {"imagenet1k_tiny", "imagenet1k_small", "imagenet1k_base", "digits", "cifar10", "imagenette", "finetune_folder"}
+    assert wanted <= set(recipe_names())
+
+
+@pytest.mark.parametrize(("size", "drop_path", "paper"), [("tiny", 0.1, 82.9), ("small", 0.3, 84.1), ("base", 0.5, 84.4)])
+def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> None:
+    """Appendix, Image Classification: every number there, where it takes effect."""
+    config = load(f"imagenet1k_{size}")
+    assert (config.data.size_px, config.data.resize_px, config.data.num_classes) == (224, 256, 1000)
+    assert config.run.precision == "bf16"
+    assert config.paper_top1 == paper
+
+    with torch.device("meta"):
+        model = timm.create_model(config.model.name)
+    assert model.stages[-1].layers[-1].drop_path.rate == pytest.approx(drop_path)
+    optimizer = build_optimizer(model, config.optim.weight_decay, config.optim.scale_lr, config.optim.betas)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.08}
+    assert all(p.ndim > 1 for group in optimizer.param_groups if group["weight_decay"] for p in group["params"])
+    assert all(group["betas"] == (0.9, 0.999) for group in optimizer.param_groups)
+    assert config.optim.clip == 5.0
+
+    steps, processes = 1_281_167 // 1024, 8
+    schedule = build_schedule(config.optim, steps, processes)
+    assert schedule.steps == 300 * steps
+    assert schedule.at(20 * steps) == pytest.approx(5e-4 * 1024 / 512)  # after 20 epochs of warm-up
+    assert schedule.at(10 * steps) == pytest.approx(5e-4 * 1024 / 512 / 2, rel=1e-3)
+    assert schedule.at(160 * steps) == pytest.approx((1e-3 + 5e-6) / 2)  # half of the cosine
+    assert schedule.at(300 * steps) == pytest.approx(5e-6)
+
+
+def test_imagenet_augmentation_is_the_papers() -> None:
+    config = load("imagenet1k_tiny")
+    (transform,) = train_transforms(config.data, config.augment)
+    crop, flip, randaugment, *_, erasing = transform.transforms
+    assert crop.size == (224, 224)
+    assert flip.p == 0.5
+    assert [op.magnitude for op in randaugment.ops] == [9] * len(randaugment.ops)
+    assert {op.magnitude_std for op in randaugment.ops} == {0.5}
+    assert (erasing.probability, erasing.mode if hasattr(erasing, "mode") else "pixel") == (0.25, "pixel")
+    assert config.augment.color_jitter == 0.4
+    mixup = _mixup(config.augment, 1000)
+    assert mixup is not None
+    assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.label_smoothing) == (0.8, 1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(optim={"learning_rate": 1.0}), "unknown setting optim.learning_rate"),
+        (dict(optim={"warmup_epoch": 1}), "unknown setting optim.warmup_epoch; did you mean optim.warmup_epochs?"),
+        (dict(optim={"epochs": "many"}), "optim.epochs is of type int, got 'many'"),
+        (dict(optim={"betas": [0.9]}), "optim.betas is a list of 2"),
+        (dict(run={"precision": "fp8"}), "run.precision is one of fp32, bf16, fp16, got 'fp8'"),
+        (dict(data={"source": "cloud"}), "data.source is one of folder, parquet, timm, digits"),
+    ],
+)
+def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", **changes)
+    assert tailprop_cli.main(["train", str(recipe)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["imagenet1k_tyny"], "did you mean 'imagenet1k_tiny'?"),
+        (["nowhere.yaml"], "no recipe file nowhere.yaml"),
+        (["imagenette"], "a parquet needs --data.root"),
+        (["imagenette", "--data.root", "nowhere"], "no folder nowhere"),
+        (["digits", "--optim.batch", "5000"], "a global batch of 5000 is more than the 1198 examples"),
+        (["digits", "--optim.lr", "nan"], "optim.lr must be at least 0"),
+        (["digits", "--run.device", "cuda"], "no CUDA device is visible"),
+        (["digits", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
+        (["digits", "--model.init", "nowhere.pt"], "no checkpoint at nowhere.pt"),
+        (["digits", "--optim.batch", "33", "--augment.mixup", "0.2"], "even --optim.batch"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="one case asks for a GPU that is not there")
+def test_a_wrong_command(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tailprop_cli.main(["train", *args]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        tailprop_cli.main(["train", "digits", "--optim.epoch", "2"])
+    assert stop.value.code == 2
+    assert "--optim.epochs" in capsys.readouterr().err

@@ -1,0 +1,306 @@
+"""The engine end to end on small data: sources, broken pictures, failures that lose nothing, the parquet recipe."""
+
+import io
+import json
+import os
+import pickle
+import resource
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import tailprop_cli
+from tailprop import checkpoint
+from tailprop.data.classify import Batch
+from tailprop.data.loading import EvalOrder, TrainOrder, seeded
+from tailprop.data.sources import Folder, Parquet, split_hash
+from tailprop.distributed import World
+from tailprop.evaluate import evaluate_classifier
+from tests.runs import launch, write_recipe
+
+CPU = torch.device("cpu")
+
+
+def jpeg(colour: int, size: tuple[int, int] = (40, 36)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (colour, 255 - colour, 90)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def make_folder(root: Path, count: int = 8, splits: tuple[str, ...] = ("train", "val")) -> Path:
+    """Two classes that differ in colour."""
+    for split in splits:
+        for label, name in enumerate(("blue", "red")):
+            (root / split / name).mkdir(parents=True)
+            for k in range(count):
+                (root / split / name / f"{k}.jpg").write_bytes(jpeg(60 + 140 * label + k))
+    return root
+
+
+def make_snapshot(root: Path, labels: dict[str, list[int]], shards: int = 2, classes: int = 1000) -> Path:
+    """Parquet shards as Hugging Face writes them, class names included."""
+    root.mkdir(parents=True, exist_ok=True)
+    feature = {"image": {"_type": "Image"}, "label": {"names": [f"class {i}" for i in range(classes)], "_type": "ClassLabel"}}
+    metadata = {b"huggingface": json.dumps({"info": {"features": feature}}).encode()}
+    for split, values in labels.items():
+        for k, part in enumerate(np.array_split(np.array(values), shards)):
+            rows = [{"image": {"bytes": jpeg(int(v) % 256), "path": None}, "label": int(v)} for v in part]
+            schema = pa.schema(
+                [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())],
+                metadata=metadata,
+            )
+            table = pa.Table.from_pylist(rows, schema=schema)
+            pq.write_table(table, root / f"{split}-{k:05d}-of-{shards:05d}.parquet")
+    return root
+
+
+def folder_recipe(tmp_path: Path, root: Path, **data: object) -> list[str]:
+    """Arguments that train the small network on a folder of pictures."""
+    recipe = write_recipe(
+        tmp_path / "folder.yaml",
+        model={"in_chans": 3},
+        data={"source": "folder", "root": str(root), **data},
+        optim={"batch": 4, "epochs": 2},
+        augment={"mixup": 0.0, "cutmix": 0.0},
+    )
+    return ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+
+
+def test_own_pictures_from_a_checkpoint_with_another_class_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = folder_recipe(tmp_path, make_folder(tmp_path / "pictures"))
+    assert tailprop_cli.main(args) == 0
+    run = tmp_path / "run"
+    names = {path.name for path in run.iterdir()}
+    wanted = {"config.yaml", "manifest.json", "metrics.jsonl", "last.pt", "best.pt", "model.safetensors", "learning.png"}
+    assert wanted <= names
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["examples"] == {"train": 16, "validation": 16}
+    assert {"command", "torch", "hardware", "commit", "config_hash", "split_hash", "parameters", "macs"} <= manifest.keys()
+
+    three = tmp_path / "three"
+    for split in ("train", "val"):
+        (make_folder(three, splits=(split,)) / split / "green").mkdir()
+        for k in range(4):
+            (three / split / "green" / f"{k}.jpg").write_bytes(jpeg(0))
+    capsys.readouterr()
+    tuned = folder_recipe(tmp_path, three)
+    assert tailprop_cli.main([*tuned[:-1], str(tmp_path / "tuned"), "--model.init", str(run)]) == 0
+    assert "head.fc.weight" in capsys.readouterr().out  # the classifier did not fit, and it says so
+    state = torch.load(tmp_path / "tuned" / "best.pt", weights_only=True)
+    assert state["model"]["head.fc.weight"].shape[0] == 3
+
+    model = timm.create_model(
+        "tailprop_pico",
+        pretrained=True,
+        num_classes=3,
+        depths=(1, 1),
+        dims=(8, 16),
+        pretrained_cfg_overlay=dict(file=str(tmp_path / "tuned" / "model.safetensors"), num_classes=3),
+    )
+    torch.testing.assert_close(model.head.fc.weight, state["ema"]["head.fc.weight"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_folder(tmp_path / "pictures")
+    (root / "train" / "red" / "3.jpg").write_bytes(b"not a picture")
+    (root / "val" / "blue" / "1.jpg").write_bytes(jpeg(9)[:300])
+    args = [*folder_recipe(tmp_path, root), "--data.workers", str(workers)]
+    assert tailprop_cli.main(args) == 2
+    assert "train/red/3.jpg: not a picture; mend or remove it" in capsys.readouterr().err
+    assert tailprop_cli.main([*args, "--data.on-broken", "skip", "--run.overwrite"]) == 0
+    assert "2 broken pictures left out" in capsys.readouterr().out
+    payload = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    assert set(payload["broken"]) == {"train/red/3.jpg", "val/blue/1.jpg"}
+    assert (
+        tailprop_cli.main(["eval", str(tmp_path / "run"), "--data.on-broken", "skip", "--out", str(tmp_path / "e.json")]) == 0
+    )
+    assert json.loads((tmp_path / "e.json").read_text())["count"] == 15
+
+
+def test_a_folder_without_a_split_holds_out_the_same_share_always(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for k in range(50):
+            (tmp_path / name / f"{k}.png").touch()
+    train, held_out = Folder(tmp_path, "train"), Folder(tmp_path, "validation")
+    assert len(train.labels) + len(held_out.labels) == 100
+    assert 8 <= len(held_out.labels) <= 35
+    assert split_hash(train) == split_hash(Folder(tmp_path, "train")) != split_hash(held_out)
+    (tmp_path / "a" / "new.png").touch()
+    assert set(held_out.paths) - {tmp_path / "a" / "new.png"} <= set(Folder(tmp_path, "validation").paths)
+
+
+def test_failures_are_one_line_and_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = folder_recipe(tmp_path, make_folder(tmp_path / "pictures"))
+    assert tailprop_cli.main([*args, "--optim.epochs", "1"]) == 0
+    run = tmp_path / "run"
+    kept = {name: (run / name).read_bytes() for name in ("last.pt", "best.pt", "model.safetensors")}
+    capsys.readouterr()
+    wrong_classes = [*args[:-1], str(tmp_path / "other"), "--data.num-classes", "1"]
+    assert tailprop_cli.main(wrong_classes) == 2
+    assert "label 1 of train/red/0.jpg (train) is outside the 1 classes" in capsys.readouterr().err
+    assert tailprop_cli.main([*args[:-1], str(tmp_path / "other"), "--optim.lr", "1e30", "--optim.epochs", "3"]) == 2
+    error = capsys.readouterr().err
+    assert "the loss became nan in epoch" in error
+    assert error.count("\n") == 1
+    assert {name: (run / name).read_bytes() for name in kept} == kept
+
+
+def test_a_loss_that_becomes_nan_leaves_the_last_good_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", optim={"lr": 1e30, "warmup_epochs": 0.0}, run={"save_every": 1, "ema": 0.0})
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 2
+    assert "earlier checkpoints are intact" in capsys.readouterr().err
+    payload = checkpoint.load(tmp_path / "run" / "last.pt")
+    assert payload["position"]["total"] >= 1
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    checkpoint.save(path, {"model": {"w": torch.ones(10)}})
+    before = path.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))  # files of this process end here, as on a full disk
+    try:
+        with pytest.raises(OSError, match=r"cannot write .*last.pt .*what was saved before is intact"):
+            checkpoint.save(path, {"model": {"w": torch.ones(1_000_000)}}, also=tmp_path / "best.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert path.read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"last.pt"}
+
+
+class Malicious:
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.proof),)
+
+
+def test_malicious_checkpoints_are_refused_unexecuted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proof, path = tmp_path / "executed", tmp_path / "model.pt"
+    torch.save({"model": {"w": torch.ones(1)}, "extra": Malicious(proof)}, path)
+    raw = tmp_path / "raw.pt"
+    raw.write_bytes(pickle.dumps({"model": Malicious(proof)}))
+    recipe = write_recipe(tmp_path / "r.yaml")
+    for command in (
+        ["eval", str(path), "--model", "tailprop_pico"],
+        ["eval", str(raw), "--model", "tailprop_pico"],
+        ["train", str(recipe), "--model.init", str(path), "--run.out", str(tmp_path / "run")],
+    ):
+        assert tailprop_cli.main(command) == 2
+        error = capsys.readouterr().err
+        assert "was not executed" in error
+        assert error.count("\n") == 1
+    run = tmp_path / "resumed"
+    run.mkdir()
+    (run / "last.pt").write_bytes(path.read_bytes())
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run), "--run.resume"]) == 2
+    assert "was not executed" in capsys.readouterr().err
+    assert not proof.exists()
+
+
+def test_damaged_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_snapshot(tmp_path / "data", {"train": [0, 1] * 4, "validation": [0, 1]}, classes=2)
+    recipe = write_recipe(
+        tmp_path / "r.yaml",
+        model={"in_chans": 3},
+        data={"source": "parquet", "root": str(root), "cache": str(tmp_path / "cache")},
+        optim={"batch": 4},
+    )
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    shard = root / "train-00001-of-00002.parquet"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-200])
+    assert tailprop_cli.main(command) == 2
+    assert "train-00001-of-00002.parquet is damaged" in capsys.readouterr().err
+    shard.unlink()
+    assert tailprop_cli.main(command) == 2
+    assert "holds 1 of 2 train shards" in capsys.readouterr().err
+    make_snapshot(root, {"train": [0, 1, 7, 1]}, classes=2)
+    assert tailprop_cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert "label 7 of" in error
+    assert error.count("\n") == 1
+
+
+def test_imagenet_recipe_end_to_end_on_one_and_two_processes(tmp_path: Path) -> None:
+    """The paper's recipe on a tree of ImageNet's shape: 1000 classes, few pictures, a narrow network."""
+    labels = list(range(0, 1000, 125))
+    root = make_snapshot(tmp_path / "data", {"train": labels * 2, "validation": [999, 0, 5]})
+    small = ["--data.root", str(root), "--data.cache", str(tmp_path / "cache"), "--model.name", "tailprop_pico"]
+    small += ["--optim.epochs", "1", "--data.workers", "1", "--run.device", "cpu"]
+    one = launch(["train", "imagenet1k_tiny", *small, "--optim.batch", "8", "--run.out", str(tmp_path / "one")])
+    assert one.returncode == 0, one.stderr
+    two = launch(["train", "imagenet1k_tiny", *small, "--optim.batch", "4", "--run.out", str(tmp_path / "two")], processes=2)
+    assert two.returncode == 0, two.stderr
+    assert "the paper: 82.9" in one.stdout
+    for name, processes in (("one", 1), ("two", 2)):
+        manifest = json.loads((tmp_path / name / "manifest.json").read_text())
+        assert (manifest["classes"], manifest["examples"]["validation"], manifest["processes"]) == (1000, 3, processes)
+        weights = torch.load(tmp_path / name / "last.pt", weights_only=True)["model"]
+        assert weights["head.fc.weight"].shape[0] == 1000
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 1), (11, 2), (7, 3), (2, 4)])
+def test_every_example_is_evaluated_once(count: int, size: int) -> None:
+    seen = [key.index for rank in range(size) for batch in EvalOrder(count, 3, World(rank, size, CPU)) for key in batch]
+    assert sorted(seen) == list(range(count))
+
+
+def test_training_order() -> None:
+    def indices(epoch: int, rank: int, size: int, batch: int, start: int = 0) -> list[list[int]]:
+        order = TrainOrder(20, batch, seed=1, world=World(rank, size, CPU))
+        order.begin(epoch, start)
+        return [[key.index for key in keys] for keys in order]
+
+    whole = indices(0, 0, 1, 6)
+    assert len(whole) == 3
+    assert whole != indices(1, 0, 1, 6)
+    assert whole[1:] == indices(0, 0, 1, 6, start=1)
+    halves = [indices(0, rank, 2, 3) for rank in (0, 1)]
+    assert [a + b for a, b in zip(*halves, strict=True)] == whole
+
+
+def test_seeding_is_local() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    first = torch.rand(1)
+    with seeded(5):
+        inside = torch.rand(1)
+    torch.testing.assert_close(torch.cat([first, torch.rand(1)]), expected)
+    with seeded(5):
+        assert torch.equal(torch.rand(1), inside)
+
+
+def test_accuracy_against_a_direct_computation() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(50, 8), torch.randint(0, 8, (50,))
+    batches = [Batch(x, y) for x, y in zip(logits.split(7), labels.split(7), strict=True)]
+    result = evaluate_classifier(lambda x: x, batches, 8, CPU)
+    order = logits.argsort(1, descending=True)
+    assert result.top1 == pytest.approx(100 * (order[:, 0] == labels).double().mean().item())
+    assert result.top5 == pytest.approx(100 * (order[:, :5] == labels[:, None]).any(1).double().mean().item())
+    assert result.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert result.confusion.sum() == 50
+    assert result.confusion[2, 3] == ((labels == 2) & (order[:, 0] == 3)).sum()
+    few = evaluate_classifier(lambda x: x, [Batch(torch.eye(3), torch.tensor([0, 1, 1]))], 3, CPU)
+    assert few.top1 == pytest.approx(200 / 3)
+    assert few.top5 == 100.0
+
+
+def test_parquet_names_and_rows(tmp_path: Path) -> None:
+    root = make_snapshot(tmp_path / "data", {"train": [3, 1, 2], "validation": [0]}, classes=4)
+    source = Parquet(root, "train", tmp_path / "cache")
+    assert source.classes == ("class 0", "class 1", "class 2", "class 3")
+    assert source.labels.tolist() == [3, 1, 2]
+    assert source.read(1).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(1))).getpixel((3, 3))
