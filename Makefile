@@ -21,6 +21,7 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/tailprop bench $(if $(VHEAT),--vheat-code $(VHEAT))
+	$(BIN)/tailprop loader
 
 # constraints.txt holds the versions the tests have seen; pyproject.toml the ranges that should work.
 $(READY): pyproject.toml constraints.txt

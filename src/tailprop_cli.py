@@ -12,6 +12,7 @@ COMMANDS = {
     "robustness": ("tailprop.commands.robustness", "Robustness", "ImageNet-Sketch, ImageNet-A and common corruptions"),
     "predict": ("tailprop.commands.predict", "Predict", "say what is in pictures: a table, CSV or JSON"),
     "bench": ("tailprop.studies.bench", "Bench", "measure speed beside ConvNeXt, Swin and vHeat"),
+    "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the loader keeps up with training"),
     "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on embedded digits and draw the operator"),
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare starting values of the propagation scales"),
 }

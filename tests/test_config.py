@@ -9,7 +9,7 @@ import torch
 
 import tailprop_cli
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
-from tailprop.data.classify import train_transforms
+from tailprop.data.classify import Finish, train_transforms
 from tailprop.tasks.classify import ClassifyConfig, _mixup
 from tailprop.train import build_optimizer, build_schedule
 from tests.runs import write_recipe
@@ -60,13 +60,18 @@ def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> No
 def test_imagenet_augmentation_is_the_papers() -> None:
     config = load("imagenet1k_tiny")
     (transform,) = train_transforms(config.data, config.augment)
-    crop, flip, randaugment, *_, erasing = transform.transforms
+    crop, flip, randaugment, *_ = transform.transforms
     assert crop.size == (224, 224)
     assert flip.p == 0.5
     assert [op.magnitude for op in randaugment.ops] == [9] * len(randaugment.ops)
     assert {op.magnitude_std for op in randaugment.ops} == {0.5}
-    assert (erasing.probability, erasing.mode if hasattr(erasing, "mode") else "pixel") == (0.25, "pixel")
+    finish = Finish(config.augment, 3, torch.device("cpu"))
+    assert finish.chance == 0.25
     assert config.augment.color_jitter == 0.4
+    assert finish.jitter == 0  # RandAugment takes its place, as in timm
+    erased = finish(torch.full((400, 3, 224, 224), 128, dtype=torch.uint8), range(400))
+    changed = (erased != erased[:, :, :1, :1]).flatten(1).any(1)
+    assert changed.float().mean().item() == pytest.approx(0.25, abs=0.08)
     mixup = _mixup(config.augment, 1000)
     assert mixup is not None
     assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.label_smoothing) == (0.8, 1.0, 0.1)

@@ -14,11 +14,11 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 import tailprop_cli
 from tailprop import checkpoint
-from tailprop.data.classify import Batch
+from tailprop.data.classify import AugmentConfig, Batch, Finish, jitter_colours
 from tailprop.data.loading import EvalOrder, TrainOrder, seeded
 from tailprop.data.sources import Folder, Parquet, split_hash
 from tailprop.distributed import World
@@ -296,6 +296,24 @@ def test_accuracy_against_a_direct_computation() -> None:
     few = evaluate_classifier(lambda x: x, [Batch(torch.eye(3), torch.tensor([0, 1, 1]))], 3, CPU)
     assert few.top1 == pytest.approx(200 / 3)
     assert few.top5 == 100.0
+
+
+def test_batch_augmentation_is_pillows_and_a_function_of_the_seed() -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    factors = torch.tensor([[0.7, 1.3, 1.0], [1.2, 0.6, 1.0], [0.5, 1.4, 1.0]])
+    ours = jitter_colours(images.float(), factors[..., None, None, None])
+    for image, result, (brightness, contrast, saturation) in zip(pixels, ours, factors.T.tolist(), strict=True):
+        expected = ImageEnhance.Brightness(Image.fromarray(image)).enhance(brightness)
+        expected = ImageEnhance.Color(ImageEnhance.Contrast(expected).enhance(contrast)).enhance(saturation)
+        difference = result.permute(1, 2, 0).numpy() - np.asarray(expected, dtype=np.float32)
+        assert np.abs(difference).max() < 4  # Pillow rounds after each of the three
+
+    finish = Finish(AugmentConfig(auto_augment=None, erase=0.5), 3, CPU)
+    whole = finish(images, [5, 6, 7])
+    torch.testing.assert_close(torch.cat([finish(images[i : i + 1], [5 + i]) for i in range(3)]), whole)
+    assert not torch.equal(finish(images, [8, 9, 10]), whole)
 
 
 def test_parquet_names_and_rows(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from tailprop.distributed import World
 
@@ -128,16 +128,24 @@ def mix(*numbers: int) -> int:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed every generator a transform may draw from, and put them back afterwards."""
+    if get_worker_info() is not None:  # a loader process draws for nothing else: there is nothing to put back
+        _seed(seed)
+        yield
+        return
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - timm's transforms draw from it
-    torch.default_generator.manual_seed(seed)
+    _seed(seed)
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - timm's transforms draw from it
+    torch.default_generator.manual_seed(seed)
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:

@@ -104,6 +104,8 @@ def reason_of(error: Exception) -> str:
 
 
 def _upright(picture: Image.Image) -> Image.Image:
+    if picture.format == "JPEG" and "exif" not in picture.info:  # looking for notes that are not there takes as long as a crop
+        return picture
     try:
         return ImageOps.exif_transpose(picture)
     except Exception:  # the pixels were read; only the notes of the camera are damaged (SyntaxError, for one)

@@ -89,14 +89,15 @@ class Parquet:
         self.labels = np.asarray(table.with_format("numpy")[label_column])
         names = labels.names if isinstance(labels, datasets.ClassLabel) else range(int(self.labels.max(initial=-1)) + 1)
         self.classes = tuple(map(str, names))
-        self.rows = table.select_columns([self.image_column]).with_format("arrow")
+        self.chunks = _byte_chunks(table.data.column(self.image_column))
+        self.starts = np.cumsum([0] + [len(chunk) for chunk in self.chunks])
 
     def read(self, index: int) -> Image.Image:
-        cell = self.rows[index][self.image_column][0].as_py()
-        content = cell["bytes"] if isinstance(cell, dict) else cell
-        if content is None:
+        which = int(np.searchsorted(self.starts, index, side="right")) - 1
+        cell = self.chunks[which][index - int(self.starts[which])]
+        if not cell.is_valid:
             raise OSError("the row holds no picture")
-        return Image.open(io.BytesIO(content))
+        return Image.open(io.BytesIO(cell.as_buffer()))
 
     def name(self, index: int) -> str:
         return f"{self.shards[0].parent.name}/{self.shards[0].name.split('-')[0]} row {index}"
@@ -219,6 +220,13 @@ def _columns(features: Any, shard: Path) -> tuple[str, str]:
     if image is None or label is None:
         raise ValueError(f"{shard} needs the columns image and label, it has {', '.join(features)}")
     return image, label
+
+
+def _byte_chunks(column: Any) -> list[Any]:
+    """The encoded pictures of an Arrow column, chunk by chunk; asking `datasets` for a row takes as long as decoding it."""
+    import pyarrow as pa
+
+    return [chunk.field("bytes") if pa.types.is_struct(chunk.type) else chunk for chunk in column.chunks]
 
 
 def _timm_labels(data: Any) -> Sequence[int]:

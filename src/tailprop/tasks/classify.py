@@ -19,6 +19,7 @@ from tailprop.data.classify import (
     AugmentConfig,
     Batch,
     DataConfig,
+    Finish,
     Pictures,
     collate,
     eval_transform,
@@ -81,6 +82,7 @@ class Classification:
         eval_order = EvalOrder(len(validation.labels), optim.batch, world)
         self.train_loader = make_loader(pictures, self.order, collate, data.workers, world.device)
         self.eval_loader = make_loader(held_out, eval_order, collate, data.workers, world.device)
+        self.finish = Finish(config.augment, in_chans, world.device)
         self.mixup = _mixup(config.augment, self.num_classes)
         self.broken: dict[str, str] = {}
         self.result: Accuracy | None = None
@@ -95,7 +97,8 @@ class Classification:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self._note_broken(batch)
-        images, labels = (to_device(t, self.world.device) for t in (batch.images, batch.labels))
+        images = self.finish(to_device(batch.images, self.world.device), batch.seeds)
+        labels = to_device(batch.labels, self.world.device)
         if self.mixup is None:
             return F.cross_entropy(model(images), labels, label_smoothing=self.config.augment.smoothing)
         images, soft = self.mixup(images, labels)

@@ -1,0 +1,150 @@
+"""`tailprop loader`: does the loader keep up with training?
+
+The same steps run in turn on batches that are in memory already and on batches that the loader makes from JPEG files, with the
+augmentation of the Imagenette recipe; the ratio of the two rates is what loading costs.
+"""
+
+import csv
+import dataclasses
+import io
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tailprop.checks import check_at_least, check_model
+from tailprop.config import build, find_recipe, read_recipe
+from tailprop.data.classify import Batch
+from tailprop.distributed import World
+from tailprop.provenance import provenance
+from tailprop.tasks.classify import Classification, ClassifyConfig
+from tailprop.train import build_optimizer
+
+
+@dataclass(frozen=True)
+class LoaderBench:
+    """Training rate with JPEG files over the rate with tensors in memory."""
+
+    data: Path | None = None
+    """Parquet snapshot to read; none = JPEGs cut from scikit-image's photographs."""
+    model: str = "tailprop_nano"
+    """Backbone."""
+    size_px: int = 64
+    """Side of the pictures."""
+    batch: int = 64
+    """Pictures in a step."""
+    workers: int = 1
+    """Loader processes."""
+    threads: int = 2
+    """CPU threads of the training process."""
+    steps: int = 8
+    """Steps of a round."""
+    rounds: int = 8
+    """Rounds; the best of each kind counts."""
+    out: Path | None = None
+    """CSV to write."""
+
+    def check(self) -> None:
+        for name, least in (("size_px", 32), ("batch", 1), ("workers", 0), ("threads", 1), ("steps", 1), ("rounds", 1)):
+            check_at_least(name, getattr(self, name), least)
+        check_model(self.model)
+
+
+def run(options: LoaderBench) -> None:
+    options.check()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        root = options.data or write_photographs(Path(folder))
+        rates = measure(options, root)
+    where = provenance() | {"batch": str(options.batch), "size_px": str(options.size_px), "workers": str(options.workers)}
+    memory = max(rates["in memory"])
+    table = Table("batches", "img/s, best", "img/s, median", "of the rate in memory")
+    for name, values in rates.items():
+        table.add_row(name, f"{max(values):.1f}", f"{statistics.median(values):.1f}", f"{max(values) / memory:.3f}")
+    Console().print(table)
+    if options.out is not None:
+        _write(options.out, options, rates, where)
+
+
+def measure(options: LoaderBench, root: Path) -> dict[str, list[float]]:
+    """Images per second of each round, by kind."""
+    task = Classification(_config(options, root), World(0, 1, torch.device("cpu")))
+    model = task.build_model().train()
+    optimizer = build_optimizer(model, 0.05)
+    from_files = _endless(task)
+    ready = [next(from_files) for _ in range(2)]
+    kinds: dict[str, Iterator[Batch]] = {"in memory": itertools.cycle(ready), "from JPEG files": from_files}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for index in track(range(options.rounds + 1), description="rounds", transient=True):
+        for kind, batches in kinds.items():
+            began = time.perf_counter()
+            for batch in itertools.islice(batches, options.steps):
+                optimizer.zero_grad(set_to_none=True)
+                task.loss(model, batch).backward()
+                optimizer.step()
+            if index > 0:
+                rates[kind].append(options.steps * options.batch / (time.perf_counter() - began))
+    return rates
+
+
+def _endless(task: Classification) -> Iterator[Batch]:
+    return itertools.chain.from_iterable(task.batches(epoch, 0) for epoch in itertools.count())
+
+
+def _config(options: LoaderBench, root: Path) -> ClassifyConfig:
+    config = build(ClassifyConfig, read_recipe(find_recipe("imagenette")))
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, name=options.model),
+        data=dataclasses.replace(
+            config.data,
+            root=root,
+            cache=root / "cache" if options.data is None else None,
+            size_px=options.size_px,
+            train_px=(),
+            workers=options.workers,
+        ),
+        optim=dataclasses.replace(config.optim, batch=options.batch),
+    )
+
+
+def write_photographs(root: Path, count: int = 2048, side: int = 128) -> Path:
+    """A parquet snapshot of JPEGs (128 px, quality 75), cut from scikit-image's photographs."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from PIL import Image
+    from skimage import data
+
+    rng = np.random.default_rng(0)
+    photographs = [Image.fromarray(photo) for photo in (data.astronaut(), data.chelsea(), data.coffee())]
+    rows: list[dict[str, Any]] = []
+    for k in range(count):
+        photo = photographs[k % len(photographs)]
+        x, y = rng.integers(0, photo.width - side), rng.integers(0, photo.height - side)
+        buffer = io.BytesIO()
+        photo.crop((int(x), int(y), int(x) + side, int(y) + side)).save(buffer, "JPEG", quality=75)
+        rows.append({"image": {"bytes": buffer.getvalue(), "path": None}, "label": k % len(photographs)})
+    for split, part in (("train", rows), ("validation", rows[:64])):
+        pq.write_table(pa.Table.from_pylist(part), root / f"{split}-00000-of-00001.parquet")
+    return root
+
+
+def _write(path: Path, options: LoaderBench, rates: dict[str, list[float]], where: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    memory = max(rates["in memory"])
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["model", "batches", "img_per_s_best", "img_per_s_median", "of_in_memory", *where])
+        for name, values in rates.items():
+            figures = [f"{max(values):.2f}", f"{statistics.median(values):.2f}", f"{max(values) / memory:.4f}"]
+            writer.writerow([options.model, name, *figures, *where.values()])
