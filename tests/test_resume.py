@@ -1,5 +1,6 @@
 """A run that is killed, stopped or crashes ends where an undisturbed one does."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -53,13 +54,12 @@ def test_killed_ten_times(undisturbed: tuple[Path, Path], tmp_path: Path) -> Non
 
 def test_stopped_by_sigterm_in_the_middle_of_an_epoch(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     recipe, whole = undisturbed
-    run, args = tmp_path / "run", ["train", str(recipe), "--run.out", str(tmp_path / "run"), "--run.save-every", "1000"]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tailprop_cli", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    run, args = tmp_path / "run", ["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "1"]
+    command = [sys.executable, "-m", "tailprop_cli", *args]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while child.poll() is None and (not (run / "metrics.jsonl").exists() or len(losses(run)) < 3):
         time.sleep(0.01)
-    child.send_signal(signal.SIGTERM)
+    os.killpg(child.pid, signal.SIGTERM)  # to all its processes, as a cluster does
     _, error = child.communicate(timeout=60)
     assert child.returncode == 143
     assert error.startswith("tailprop: stopped after step ")

@@ -181,7 +181,7 @@ def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> Any:
         scale=augment.scale,
         ratio=augment.ratio,
         hflip=augment.flip,
-        color_jitter=0.0,  # see Finish
+        color_jitter=None,  # see Finish
         auto_augment=augment.auto_augment,
         interpolation=augment.interpolation,
         mean=mean,  # for fill colours

@@ -6,6 +6,7 @@ number of workers nor, for the same global batch, the number of processes change
 """
 
 import random
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,13 +112,15 @@ def make_loader(
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # its own, or starting an epoch would draw from the generator of the weights
-        worker_init_fn=_one_thread,
+        worker_init_fn=_begin_worker,
         multiprocessing_context="fork" if workers > 0 and device.type == "cpu" else None,
     )
 
 
-def _one_thread(worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number
+def _begin_worker(worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number
     torch.set_num_threads(1)
+    for number in (signal.SIGTERM, signal.SIGINT):  # sent to the whole group: the main process saves, then ends us
+        signal.signal(number, signal.SIG_IGN)
 
 
 def mix(*numbers: int) -> int:
