@@ -10,8 +10,8 @@ import torch
 import tailprop_cli
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
 from tailprop.data.classify import Finish, train_transforms
+from tailprop.optim import build_optimizer, build_schedule
 from tailprop.tasks.classify import ClassifyConfig, _mixup
-from tailprop.train import build_optimizer, build_schedule
 from tests.runs import write_recipe
 
 

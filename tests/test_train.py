@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import tailprop_cli
-from tailprop.train import Schedule, build_optimizer
+from tailprop.optim import Schedule, build_optimizer
 from tests.test_backbone import tiny_net
 
 

@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any, Protocol
 
 import torch
-from timm.optim import param_groups_weight_decay
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,11 +24,12 @@ from tailprop import checkpoint
 from tailprop.config import OptimConfig, RunConfig, config_hash
 from tailprop.data.loading import mix
 from tailprop.distributed import World, any_true, gather, sum_over_processes
+from tailprop.optim import build_optimizer, build_schedule
 from tailprop.progress import Bar
 from tailprop.provenance import provenance
 from tailprop.runs import RunFolder, comparable
 
-__all__ = ["Interrupted", "Schedule", "Task", "Trainer", "build_optimizer"]
+__all__ = ["Interrupted", "Task", "Trainer", "autocast"]
 
 
 class Task(Protocol):
@@ -49,49 +49,6 @@ class Task(Protocol):
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to stop, and did
     """The run was stopped by a signal, after a checkpoint."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Linear warm-up, then a cosine to `min_lr`; counted in optimizer steps."""
-
-    lr: float
-    steps: int
-    warmup_steps: int = 0
-    min_lr: float = 0.0
-
-    def at(self, step: int) -> float:
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-def build_schedule(optim: OptimConfig, steps_per_epoch: int, processes: int) -> Schedule:
-    """The paper's: base rate for 512 images, scaled linearly by the global batch."""
-    scale = 1.0 if optim.lr_batch is None else optim.batch * optim.accumulate * processes / optim.lr_batch
-    return Schedule(
-        lr=optim.lr * scale,
-        steps=optim.epochs * steps_per_epoch,
-        warmup_steps=round(optim.warmup_epochs * steps_per_epoch),
-        min_lr=optim.min_lr,
-    )
-
-
-def build_optimizer(
-    model: nn.Module, weight_decay: float, scale_lr: float = 1.0, betas: tuple[float, float] = (0.9, 0.999)
-) -> torch.optim.AdamW:
-    """AdamW without decay on norms, biases and what the model excepts; propagation scales may learn at another rate."""
-    skip: set[str] = getattr(model, "no_weight_decay", set)()
-    groups = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=skip)
-    scales = {id(p) for name, p in model.named_parameters() if name.endswith("theta")}
-    for group in groups:
-        group["lr_scale"] = 1.0
-        group["params"] = [p for p in group["params"] if id(p) not in scales]
-    thetas = [p for p in model.parameters() if id(p) in scales]
-    if thetas:
-        groups.append({"params": thetas, "weight_decay": 0.0, "lr_scale": scale_lr})
-    return torch.optim.AdamW(groups, betas=betas, fused=True)
 
 
 @dataclass

@@ -7,6 +7,7 @@ number of workers nor, for the same global batch, the number of processes change
 
 import random
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ def make_loader(
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # its own, or starting an epoch would draw from the generator of the weights
         worker_init_fn=_begin_worker,
-        multiprocessing_context="fork" if workers > 0 and device.type == "cpu" else None,
+        # forked workers share the sources' memory; anything else would pickle them
+        multiprocessing_context="fork" if workers > 0 and sys.platform == "linux" else None,
     )
 
 

@@ -25,9 +25,9 @@ from tailprop.checks import check_at_least, check_model
 from tailprop.config import build, find_recipe, read_recipe
 from tailprop.data.classify import Batch
 from tailprop.distributed import World
+from tailprop.optim import build_optimizer
 from tailprop.provenance import provenance
 from tailprop.tasks.classify import Classification, ClassifyConfig
-from tailprop.train import build_optimizer
 
 
 @dataclass(frozen=True)
