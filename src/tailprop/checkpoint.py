@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -53,7 +54,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
             _link(part, also)
         part.replace(path)
         _sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
         part.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         raise OSError(f"cannot write {path} ({reason}); what was saved before is intact; make room and try again") from error

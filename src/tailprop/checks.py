@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-__all__ = ["check_at_least", "check_choice", "check_model"]
+__all__ = ["check_at_least", "check_between", "check_choice", "check_model"]
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -13,6 +13,11 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 def check_at_least(name: str, value: float, least: float) -> None:
     if not value >= least:  # written so that NaN is refused too
         raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_between(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} lies between {least} and {most}, got {value}")
 
 
 def check_model(name: str) -> None:

@@ -73,6 +73,12 @@ class OptimConfig:
             check_at_least(f"optim.{name}", getattr(self, name), 1)
         for name in ("lr", "min_lr", "warmup_epochs", "weight_decay", "scale_lr"):
             check_at_least(f"optim.{name}", getattr(self, name), 0)
+        if self.lr_batch is not None:
+            check_at_least("optim.lr_batch", self.lr_batch, 1)
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"optim.clip is positive, or none for no clipping; got {self.clip}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas lie in [0, 1), got {self.betas}")
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ class RunConfig:
         for name in ("save_every", "log_every", "eval_every"):
             check_at_least(f"run.{name}", getattr(self, name), 1)
         check_at_least("run.threads", self.threads, 0)
+        check_at_least("run.seed", self.seed, 0)
         if not 0 <= self.ema < 1:
             raise ValueError(f"run.ema lies in [0, 1), got {self.ema}")
         if self.resume and self.overwrite:

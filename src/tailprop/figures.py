@@ -27,7 +27,7 @@ def draw_learning(history: Sequence[dict[str, float]], path: Path) -> None:
     right.set(ylabel="training loss", ylim=(0, None))
     left.grid(alpha=0.3)
     lines = [*left.lines, *right.lines]
-    left.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
+    figure.legend(lines, [str(line.get_label()) for line in lines], loc="outside upper center", ncols=2)
     figure.savefig(path, dpi=120)
 
 

@@ -29,6 +29,7 @@ class Bar:
         )
         self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), disable=not world.is_first)
         self.task = self.progress.add_task("training", total=total, completed=done, note="")
+        self.done = done
         self.rate = 0.0  # images per second, smoothed
         self.memory = 0.0  # GB
         self.last = time.perf_counter()
@@ -43,7 +44,8 @@ class Bar:
 
     def update(self, done: int, where: str, loss: float, lr: float) -> None:
         now = time.perf_counter()
-        rate = self.images / max(now - self.last, 1e-9)
+        rate = self.images * (done - self.done) / max(now - self.last, 1e-9)
+        self.done = done
         self.rate = rate if self.rate == 0 else 0.9 * self.rate + 0.1 * rate
         self.last, self.memory = now, _memory_gb(self.world.device)
         note = f"loss {loss:.3f}, lr {lr:.2g}, {self.rate:.0f} img/s, {self.memory:.1f} GB"

@@ -76,14 +76,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.is_file():
         raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
-    return yaml.safe_load(path.read_text())
+    settings = yaml.safe_load(path.read_text())
+    if not isinstance(settings, dict) or not {"model", "data"} <= settings.keys():
+        raise ValueError(f"{path} is not the config.yaml of a run of this program")
+    return settings
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that decide what is learned."""
     return {
         **settings,
-        "run": {k: v for k, v in settings["run"].items() if k not in _FREE},
+        "run": {k: v for k, v in settings.get("run", {}).items() if k not in _FREE},
         "data": {k: v for k, v in settings["data"].items() if k not in ("workers", "root", "cache", "download")},
     }
 

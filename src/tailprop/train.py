@@ -1,7 +1,8 @@
 """The training loop: one for every task, one process or many, stopped and resumed at will.
 
 All that decides what is learned is a function of the settings, or lives in the checkpoint: a run killed at any moment and
-resumed ends with the same weights, bit for bit, as one that was left alone (on the same hardware and number of threads).
+resumed ends with the same weights, bit for bit, as one that was left alone (on a CPU with the same number of threads; a GPU's
+own kernels need not repeat themselves).
 """
 
 import math
@@ -139,6 +140,8 @@ class Trainer:
         while self.at.step < self.task.order.steps:
             began, cpu_began = time.perf_counter(), time.process_time()
             self._step(list(islice(batches, self.optim.accumulate)))
+            if self._is_due():
+                self._catch_up()  # on a GPU this is where its work is waited for
             took = time.perf_counter() - began
             self.at.seconds += took
             self.at.epoch_seconds += took
@@ -160,10 +163,11 @@ class Trainer:
                 self.scaler.scale(loss).backward()
             total += loss.detach()
         self.scaler.unscale_(self.optimizer)
-        self._clip()
+        norm = self._clip()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.pending += total
+        # A gradient that is not finite spoils the weights though the loss is fine: it has to be seen before they are saved.
+        self.pending += total if self.scaler.is_enabled() else total + 0 * norm
         self.at.step, self.at.total, self.at.seen = self.at.step + 1, self.at.total + 1, self.at.seen + 1
         if self.ema is not None:
             self.ema.update(self.model, self.at.total)
@@ -181,7 +185,7 @@ class Trainer:
         loss = float(self.pending)
         if not math.isfinite(loss):
             raise ValueError(
-                f"the loss became {loss} in epoch {self.at.epoch + 1}, step {self.at.step}"
+                f"the loss or its gradient became {loss} in epoch {self.at.epoch + 1}, step {self.at.step}"
                 f"{'' if steps == 1 else f' or the {steps - 1} before'}; earlier checkpoints are intact: lower --optim.lr, or "
                 "look at the data there"
             )
@@ -190,22 +194,25 @@ class Trainer:
         self.counted = self.at.seen
         self.pending.zero_()
 
-    def _clip(self) -> None:
+    def _clip(self) -> Tensor:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.clip or math.inf)
         if self.config.check_gradients and not math.isfinite(float(norm)) and not self.scaler.is_enabled():
             raise ValueError(
                 f"a gradient is not finite in epoch {self.at.epoch + 1}, step {self.at.step + 1}; lower --optim.lr"
             )
+        return norm
+
+    def _is_due(self) -> bool:
+        """Whether something has to be logged or saved after this step; a CPU looks after every one."""
+        if self.world.device.type == "cpu" or self.at.step == self.task.order.steps:
+            return True
+        return self.at.total % self.config.log_every == 0 or self.at.total % self.config.save_every == 0
 
     def _after_step(self) -> None:
-        logs = self.at.total % self.config.log_every == 0
-        saves = self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0
-        ends = self.at.step == self.task.order.steps
-        if not (logs or saves or ends or self.world.device.type == "cpu"):
+        if not self._is_due():
             return
-        self._catch_up()
         self.bar.update(self.at.total, f"epoch {self.at.epoch + 1}/{self.optim.epochs}", self.last_loss, self.last_lr)
-        if logs:
+        if self.at.total % self.config.log_every == 0:
             loss = float(sum_over_processes(torch.tensor(self.last_loss), self.world.device)) / self.world.size
             self._log(
                 {
@@ -216,7 +223,7 @@ class Trainer:
                     "memory_gb": self.bar.memory,
                 }
             )
-        if saves:
+        if self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0:
             self._save()
         if any_true(self.stop_asked, self.world.device):
             self._save()
@@ -281,12 +288,18 @@ class Trainer:
             "rng": rng,
             "broken": broken,
             "config_hash": config_hash(comparable(self.settings)),
+            "steps_per_epoch": self.task.order.steps,
         }
         if is_best:
             checkpoint.save_weights(self.folder.weights, self.ema.module if self.ema else self.model, self.task.metadata())
         checkpoint.save(self.folder.last, payload, also=self.folder.best if is_best else None)
 
     def _restore(self, payload: dict[str, Any]) -> None:
+        if payload["steps_per_epoch"] != self.task.order.steps:  # position and learning rate are counted in steps
+            raise ValueError(
+                f"{self.folder.last} was made with {payload['steps_per_epoch']} steps in an epoch, now there are "
+                f"{self.task.order.steps}; keep processes x batch x accumulate, and the data, as they were"
+            )
         try:
             self.model.load_state_dict(payload["model"])
             self.optimizer.load_state_dict(payload["optimizer"])

@@ -74,7 +74,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old pickles: what matters is an error below
             content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, KeyError) as error:
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, KeyError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged, or holds more than weights and was not executed ({_first_line(error)})"
         ) from error

@@ -48,9 +48,9 @@ def run(config: ClassifyConfig) -> int:
     except Interrupted as stop:
         if world.is_first:
             print(f"tailprop: {stop}", file=sys.stderr)
-        return 143
-    finally:
         leave()
+        return 143
+    leave()  # not after an error: with the others in the middle of something, leaving may wait for them
     return 0
 
 

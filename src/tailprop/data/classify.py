@@ -1,7 +1,7 @@
 """Pictures for classification: settings, augmentation, batches."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +12,8 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tailprop.checks import check_at_least
-from tailprop.data.loading import Broken, Key, seeded
+from tailprop.checks import check_at_least, check_between, check_choice
+from tailprop.data.loading import Broken, Key, mix, seeded
 from tailprop.data.pictures import prepare, reason_of
 from tailprop.data.sources import Digits, Folder, Parquet, Source, TimmDataset
 
@@ -29,6 +29,8 @@ __all__ = [
     "train_transforms",
 ]
 
+_INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest", "box", "random")
+_POLICIES = ("rand", "original", "v0", "augmix", "3a")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -68,6 +70,11 @@ class DataConfig:
             check_at_least("data.train_px", side, 32)
         if self.num_classes is not None:
             check_at_least("data.num_classes", self.num_classes, 1)
+        check_between("data.held_out", self.held_out, 0, 1)
+        if self.resize_px is not None:
+            check_at_least("data.resize_px", self.resize_px, self.size_px)
+        if self.source == "timm" and not self.name:
+            raise ValueError("source timm needs --data.name, for example torch/cifar10")
         if self.root is None and self.source in ("folder", "parquet"):
             raise ValueError(f"a {self.source} needs --data.root, the folder the pictures are in")
 
@@ -96,6 +103,21 @@ class AugmentConfig:
     """CutMix's alpha; 0 = off."""
     smoothing: float = 0.1
     """Label smoothing."""
+
+    def check(self) -> None:
+        for name in ("flip", "erase", "smoothing"):
+            check_between(f"augment.{name}", getattr(self, name), 0, 1)
+        for name in ("color_jitter", "mixup", "cutmix"):
+            check_at_least(f"augment.{name}", getattr(self, name), 0)
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"augment.scale rises within (0, 1], got {self.scale}")
+        check_choice(
+            "augment.interpolation", self.interpolation, ("bicubic", "bilinear", "lanczos", "nearest", "box", "random")
+        )
+        if self.auto_augment is not None and not self.auto_augment.startswith(("rand", "original", "v0", "augmix", "3a")):
+            raise ValueError(
+                f"augment.auto_augment is spelt as in timm, for example rand-m9-mstd0.5-inc1; got {self.auto_augment!r}"
+            )
 
 
 Example = tuple[Tensor, int, int]  # picture, label, seed of its augmentation
@@ -209,15 +231,22 @@ class Finish:
             images = jitter_colours(images, self._factors(seeds, images.device))
         images = images.sub_(self.mean).div_(self.std)
         for image, seed in zip(images, seeds, strict=True):
-            if random.Random(seed).random() < self.chance:
-                with seeded(seed):
+            if random.Random(mix(seed, 2)).random() < self.chance:
+                with seeded(mix(seed, 3)):
                     self.erase(image)  # in place
         return images
 
     def _factors(self, seeds: Sequence[int], device: torch.device) -> Tensor:  # (3, B, 1, 1, 1)
         low, high = max(0.0, 1 - self.jitter), 1 + self.jitter
-        drawn = [[generator.uniform(low, high) for _ in range(3)] for generator in map(random.Random, seeds)]
+        drawn = [[generator.uniform(low, high) for _ in range(3)] for generator in _generators(seeds, 1)]
         return torch.tensor(drawn, device=device).T[..., None, None, None]
+
+
+def _generators(seeds: Sequence[int], stream: int) -> Iterator[random.Random]:
+    """A generator for each picture; each kind of augmentation has a stream of its own, or crop, colour and erasing would go
+    together.
+    """
+    return (random.Random(mix(seed, stream)) for seed in seeds)
 
 
 def jitter_colours(images: Tensor, factors: Tensor) -> Tensor:
@@ -237,5 +266,6 @@ def _gray(images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, 1, H, W)
 
 def eval_transform(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> Any:
     mean, std = normalisation(in_chans)
-    crop = data.size_px / (data.resize_px or data.size_px)
+    # timm rounds size / crop down; the half keeps 93 from becoming 92
+    crop = data.size_px / ((data.resize_px or data.size_px) + 0.5)
     return create_transform(data.size_px, interpolation=augment.interpolation, crop_pct=crop, mean=mean, std=std)

@@ -1,5 +1,6 @@
 """Classification: settings, model, batches, loss and metrics."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,7 @@ class ClassifyConfig:
     def check(self) -> None:
         check_model(self.model.name)
         self.data.check()
+        self.augment.check()
         self.optim.check()
         self.run.check()
         if (self.augment.mixup > 0 or self.augment.cutmix > 0) and self.optim.batch % 2:
@@ -97,6 +99,8 @@ class Classification:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self._note_broken(batch)
+        if len(batch) < self.config.optim.batch:
+            raise ValueError(f"too many broken pictures in a row, the last {batch.broken[-1]}; mend or remove them")
         images = self.finish(to_device(batch.images, self.world.device), batch.seeds)
         labels = to_device(batch.labels, self.world.device)
         if self.mixup is None:
@@ -132,7 +136,9 @@ class Classification:
         for item in batch.broken:
             if self.config.data.on_broken == "stop":
                 raise ValueError(f"{item}; mend or remove it, or train without it (--data.on-broken skip)")
-            self.broken.setdefault(item.name, item.reason)
+            if item.name not in self.broken:
+                print(f"left out, {item}", file=sys.stderr)
+            self.broken[item.name] = item.reason
 
 
 def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> nn.Module:
