@@ -9,7 +9,7 @@ import torch
 
 import tailprop_cli
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
-from tailprop.data.classify import Finish, train_transforms
+from tailprop.data.classify import Finish, eval_transform, train_transforms
 from tailprop.optim import build_optimizer, build_schedule
 from tailprop.tasks.classify import ClassifyConfig, _mixup
 from tests.runs import write_recipe
@@ -57,8 +57,11 @@ def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> No
     assert schedule.at(300 * steps) == pytest.approx(5e-6)
 
 
-def test_imagenet_augmentation_is_the_papers() -> None:
-    config = load("imagenet1k_tiny")
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_imagenet_augmentation_is_the_papers(size: str) -> None:
+    config = load(f"imagenet1k_{size}")
+    resize, crop, *_ = eval_transform(config.data, config.augment).transforms
+    assert (resize.size, tuple(crop.size)) == (256, (224, 224))
     (transform,) = train_transforms(config.data, config.augment)
     crop, flip, randaugment, *_ = transform.transforms
     assert crop.size == (224, 224)
@@ -69,7 +72,7 @@ def test_imagenet_augmentation_is_the_papers() -> None:
     assert finish.chance == 0.25
     assert config.augment.color_jitter == 0.4
     assert finish.jitter == 0  # RandAugment takes its place, as in timm
-    erased = finish(torch.full((400, 3, 224, 224), 128, dtype=torch.uint8), range(400))
+    erased = finish(torch.full((400, 3, 32, 32), 128, dtype=torch.uint8), range(400))
     changed = (erased != erased[:, :, :1, :1]).flatten(1).any(1)
     assert changed.float().mean().item() == pytest.approx(0.25, abs=0.08)
     mixup = _mixup(config.augment, 1000)
@@ -117,11 +120,11 @@ def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, c
         (["digits", "--optim.batch", "33", "--augment.mixup", "0.2"], "even --optim.batch"),
     ],
 )
-@pytest.mark.skipif(torch.cuda.is_available(), reason="one case asks for a GPU that is not there")
 def test_a_wrong_command(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert tailprop_cli.main(["train", *args]) == 2
     error = capsys.readouterr().err
     assert message in error

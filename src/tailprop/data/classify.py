@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from timm.data import create_transform
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -31,7 +31,6 @@ __all__ = [
 
 _INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest", "box", "random")
 _POLICIES = ("rand", "original", "v0", "augmix", "3a")
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -111,13 +110,9 @@ class AugmentConfig:
             check_at_least(f"augment.{name}", getattr(self, name), 0)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"augment.scale rises within (0, 1], got {self.scale}")
-        check_choice(
-            "augment.interpolation", self.interpolation, ("bicubic", "bilinear", "lanczos", "nearest", "box", "random")
-        )
-        if self.auto_augment is not None and not self.auto_augment.startswith(("rand", "original", "v0", "augmix", "3a")):
-            raise ValueError(
-                f"augment.auto_augment is spelt as in timm, for example rand-m9-mstd0.5-inc1; got {self.auto_augment!r}"
-            )
+        check_choice("augment.interpolation", self.interpolation, _INTERPOLATIONS)
+        if self.auto_augment is not None and not self.auto_augment.startswith(_POLICIES):
+            raise ValueError(f"augment.auto_augment is spelt as in timm, as rand-m9-mstd0.5-inc1; got {self.auto_augment!r}")
 
 
 Example = tuple[Tensor, int, int]  # picture, label, seed of its augmentation
@@ -187,7 +182,7 @@ def open_source(data: DataConfig, split: Literal["train", "validation"]) -> Sour
 
 
 def normalisation(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return (IMAGENET_MEAN, IMAGENET_STD) if in_chans == 3 else ((0.5,) * in_chans, (0.5,) * in_chans)
+    return (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if in_chans == 3 else ((0.5,) * in_chans, (0.5,) * in_chans)
 
 
 def train_transforms(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> list[Any]:
@@ -215,7 +210,7 @@ def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> Any:
 class Finish:
     """The end of training's augmentation, on whole batches and on their device: colour jitter, normalisation, erasing.
 
-    Done one by one in the loader this took half of its time.
+    The loader would do the same one by one, and it has enough to do.
     """
 
     def __init__(self, augment: AugmentConfig, in_chans: int, device: torch.device) -> None:
