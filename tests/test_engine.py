@@ -18,6 +18,7 @@ from PIL import Image, ImageEnhance
 
 import tailprop_cli
 from tailprop import checkpoint
+from tailprop.commands.eval import align_classes
 from tailprop.data.classify import AugmentConfig, Batch, DataConfig, Finish, jitter_colours, train_transforms
 from tailprop.data.loading import EvalOrder, TrainOrder, mix, seeded
 from tailprop.data.sources import Folder, Parquet, split_hash
@@ -123,6 +124,18 @@ def test_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFix
         tailprop_cli.main(["eval", str(tmp_path / "run"), "--data.on-broken", "skip", "--out", str(tmp_path / "e.json")]) == 0
     )
     assert json.loads((tmp_path / "e.json").read_text())["count"] == 15
+
+
+def test_classes_are_compared_by_name(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "pictures", count=2)
+    for k in range(2):
+        (root / "train" / "blue" / f"{k}.jpg").unlink()
+    (root / "train" / "blue").rmdir()
+    only_red = Folder(root, "train")
+    align_classes(only_red, ("blue", "red"))
+    assert only_red.labels.tolist() == [1, 1]
+    with pytest.raises(ValueError, match="the data has 1 classes, among them 'red'"):
+        align_classes(Folder(root, "train"), ("cat", "dog"))
 
 
 def test_a_folder_without_a_split_holds_out_the_same_share_always(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import tyro
 from rich.console import Console
@@ -21,7 +22,7 @@ from tailprop.figures import draw_confusion
 from tailprop.load import Classifier, load_classifier
 from tailprop.train import autocast
 
-__all__ = ["DataChoice", "Eval", "evaluate_on", "run"]
+__all__ = ["DataChoice", "Eval", "align_classes", "evaluate_on", "run"]
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,28 @@ def run(options: Eval) -> None:
         classifier = load_classifier(options.checkpoint, options.model)
         data = options.data.over(classifier.data)
         source = open_source(data, options.split)
+        align_classes(source, classifier.classes)
         result = evaluate_on(classifier, source, data, world, options.batch, options.precision)
         if world.is_first:
             _say(options, classifier, data, result)
     finally:
         leave()
+
+
+def align_classes(source: Source, known: tuple[str, ...]) -> None:
+    """Make the source's labels mean the classifier's classes: by name, or by place where it has as many under other names."""
+    if source.classes == known:
+        return
+    place = {name: index for index, name in enumerate(known)}
+    if all(name in place for name in source.classes):
+        source.labels = np.array([place[name] for name in source.classes])[source.labels]
+        source.classes = known
+    elif len(source.classes) != len(known):
+        strange = next(name for name in source.classes if name not in place)
+        raise ValueError(
+            f"the data has {len(source.classes)} classes, among them {strange!r}, and the model knows {len(known)} others "
+            f"({', '.join(known[:3])}, ...)"
+        )
 
 
 def evaluate_on(
