@@ -14,14 +14,14 @@ import torch
 import yaml
 from PIL import Image
 from skimage import data as photographs
-from timm.data import ImageNetInfo
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo
 from torch import Tensor, nn
 
 import tailprop_cli
 from tailprop.checkpoint import save_weights
 from tailprop.commands.eval import DataChoice
 from tailprop.commands.robustness import Robustness, Row, _rows, _say, imagenet_a_indices, imagenet_indices, measure
-from tailprop.data.classify import IMAGENET_MEAN, IMAGENET_STD, AugmentConfig, DataConfig, Pictures, eval_transform
+from tailprop.data.classify import AugmentConfig, DataConfig, Pictures, eval_transform
 from tailprop.data.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, _chained
 from tailprop.data.loading import Key
 from tailprop.data.sources import Digits
@@ -145,7 +145,7 @@ def test_corrupt_stands_between_crop_and_normalisation() -> None:
     picture = photograph(80, 40)
     cropped = picture.resize((64, 32), Image.Resampling.BICUBIC).crop((16, 0, 48, 32))
     expected = np.asarray(corrupted("contrast", 3, cropped), np.float32) / 255
-    expected = (expected - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
+    expected = (expected - np.array(IMAGENET_DEFAULT_MEAN)) / np.array(IMAGENET_DEFAULT_STD)
     torch.testing.assert_close(prepared(picture, "contrast"), torch.tensor(expected).permute(2, 0, 1).float())
 
 
@@ -176,7 +176,7 @@ class Answers(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         logits = torch.zeros(len(images), self.num_classes)
-        greys = (images[:, 0].mean((1, 2)) * IMAGENET_STD[0] + IMAGENET_MEAN[0]) * 255
+        greys = (images[:, 0].mean((1, 2)) * IMAGENET_DEFAULT_STD[0] + IMAGENET_DEFAULT_MEAN[0]) * 255
         for row, grey in zip(logits, greys.round().int().tolist(), strict=True):
             for rank, index in enumerate(self.answer(grey)):
                 row[index] = 9.0 - rank

@@ -41,9 +41,10 @@ def small(case: str, **kwargs: Any) -> TailProp:
 def save_as_vheat_does(state: dict[str, Tensor], path: Path) -> None:
     """vHeat pickles its yacs configuration beside the weights; yacs need not be installed to read the file."""
     yacs = ModuleType("yacs.config")
-    yacs.CfgNode = type("CfgNode", (dict,), {"__module__": "yacs.config"})
+    node = type("CfgNode", (dict,), {"__module__": "yacs.config"})
+    setattr(yacs, node.__name__, node)
     sys.modules |= {"yacs": ModuleType("yacs"), "yacs.config": yacs}
-    config = yacs.CfgNode(MODEL=yacs.CfgNode(NAME="vHeat_tiny"))
+    config = node(MODEL=node(NAME="vHeat_tiny"))
     config.__dict__["__immutable__"] = True
     torch.save({"model": state, "epoch": 299, "config": config}, path)
     del sys.modules["yacs"], sys.modules["yacs.config"]
