@@ -20,7 +20,7 @@ import tailprop_cli
 from tailprop import checkpoint
 from tailprop.commands.eval import align_classes
 from tailprop.data.classify import AugmentConfig, Batch, DataConfig, Finish, jitter_colours, train_transforms
-from tailprop.data.loading import EvalOrder, TrainOrder, mix, seeded
+from tailprop.data.loading import EvalOrder, Key, TrainOrder, mix, seeded
 from tailprop.data.sources import Folder, Parquet, split_hash
 from tailprop.distributed import World
 from tailprop.evaluate import evaluate_classifier
@@ -269,6 +269,33 @@ def test_training_order() -> None:
     assert whole[1:] == indices(0, 0, 1, 6, start=1)
     halves = [indices(0, rank, 2, 3) for rank in (0, 1)]
     assert [a + b for a, b in zip(*halves, strict=True)] == whole
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_epochs_of_a_given_length(size: int) -> None:
+    """Seven examples in batches of four: whatever the epochs, every seven places hold every example once."""
+
+    def keys(epoch: int, start: int = 0) -> list[Key]:
+        orders = [TrainOrder(7, 4 // size, 1, World(rank, size, CPU), epochs=3, epoch_steps=5) for rank in range(size)]
+        for order in orders:
+            order.begin(epoch, start)
+        return [key for parts in zip(*orders, strict=True) for part in parts for key in part]
+
+    row = [key for epoch in range(3) for key in keys(epoch)]
+    assert len(row) == 60
+    for first in range(0, 56, 7):
+        assert sorted(key.index for key in row[first : first + 7]) == list(range(7))
+    assert len({key.seed for key in row}) == 60
+    assert keys(1, start=2) == keys(1)[8:]
+
+
+def test_mixed_seeds_are_apart() -> None:
+    seeds = {mix(a, b, c) for a in range(3) for b in range(30) for c in range(300)}
+    assert len(seeds) >= 27_000 - 2  # 2**32 seeds: 0.1 collisions expected
+    assert mix(0, 1) != mix(1, 0)
+    assert mix(1) != mix(1, 0)
+    bits = np.unpackbits(np.array([mix(0, i) for i in range(4000)], dtype=np.uint32).view(np.uint8)).reshape(4000, 32)
+    assert np.abs(bits.mean(0) - 0.5).max() < 0.04  # five standard deviations
 
 
 def test_seeding_is_local() -> None:

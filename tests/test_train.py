@@ -3,6 +3,7 @@
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,8 @@ import torch
 from PIL import Image
 
 import tailprop_cli
-from tailprop.optim import Schedule, build_optimizer
+from tailprop.config import OptimConfig
+from tailprop.optim import Schedule, build_optimizer, build_schedule
 from tests.test_backbone import tiny_net
 
 
@@ -22,6 +24,20 @@ def test_schedule() -> None:
     assert schedule.at(9) == schedule.at(10) == pytest.approx(1.0)
     assert schedule.at(60) == pytest.approx(0.55)
     assert schedule.at(110) == schedule.at(500) == pytest.approx(0.1)
+
+
+def test_decay_in_a_line_and_in_steps() -> None:
+    line = Schedule(lr=1.0, steps=110, warmup_steps=10, decay="poly")
+    assert [line.at(step) for step in (4, 10, 60, 110)] == pytest.approx([0.5, 1.0, 0.5, 0.0])
+    optim = OptimConfig(epochs=12, lr=1e-4, lr_batch=None, warmup_steps=100, decay="steps", milestones=(8, 11))
+    drops = build_schedule(optim, steps_per_epoch=50, processes=2)
+    assert [drops.at(step) for step in (49, 99, 399, 400, 549, 550)] == pytest.approx([5e-5, 1e-4, 1e-4, 1e-5, 1e-5, 1e-6])
+
+
+@pytest.mark.parametrize("wrong", [dict(decay="steps"), dict(milestones=(3.0,)), dict(decay="steps", milestones=(4.0, 2.0))])
+def test_milestones_belong_to_steps(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="milestones"):
+        OptimConfig(**wrong).check()
 
 
 def test_optimizer_spares_scales() -> None:

@@ -43,10 +43,12 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW, linear warm-up and cosine decay."""
+    """AdamW (which without weight decay is Adam), linear warm-up, then a decay."""
 
     epochs: int = 300
-    """Passes over the training set."""
+    """Passes over the training set, or multiples of epoch_steps."""
+    epoch_steps: int | None = None
+    """Optimizer steps that count as an epoch, whatever the size of the training set; none = one pass over it."""
     batch: int = 128
     """Images at once in each process."""
     accumulate: int = 1
@@ -59,6 +61,14 @@ class OptimConfig:
     """Learning rate at the end."""
     warmup_epochs: float = 20
     """Epochs of linear warm-up from nearly zero."""
+    warmup_steps: int | None = None
+    """Optimizer steps of warm-up, in place of warmup_epochs."""
+    decay: Literal["cosine", "poly", "steps"] = "cosine"
+    """After the warm-up: a cosine or a straight line down to min_lr, or a drop at each of the milestones."""
+    milestones: tuple[float, ...] = ()
+    """Epochs after which the learning rate drops, for decay steps."""
+    gamma: float = 0.1
+    """What the learning rate is multiplied by at a milestone."""
     weight_decay: float = 0.08
     """Decay of weights; none on norms, biases, scales and gates."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -73,12 +83,23 @@ class OptimConfig:
             check_at_least(f"optim.{name}", getattr(self, name), 1)
         for name in ("lr", "min_lr", "warmup_epochs", "weight_decay", "scale_lr"):
             check_at_least(f"optim.{name}", getattr(self, name), 0)
-        if self.lr_batch is not None:
-            check_at_least("optim.lr_batch", self.lr_batch, 1)
+        for name in ("lr_batch", "epoch_steps"):
+            if getattr(self, name) is not None:
+                check_at_least(f"optim.{name}", getattr(self, name), 1)
+        if self.warmup_steps is not None:
+            check_at_least("optim.warmup_steps", self.warmup_steps, 0)
+        self._check_decay()
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"optim.clip is positive, or none for no clipping; got {self.clip}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optim.betas lie in [0, 1), got {self.betas}")
+
+    def _check_decay(self) -> None:
+        if (self.decay == "steps") != bool(self.milestones):
+            raise ValueError("optim.milestones belong to optim.decay steps; set both or neither")
+        if list(self.milestones) != sorted(self.milestones) or any(m <= 0 for m in self.milestones):
+            raise ValueError(f"optim.milestones are rising, positive epochs; got {self.milestones}")
+        check_at_least("optim.gamma", self.gamma, 0)
 
 
 @dataclass(frozen=True)

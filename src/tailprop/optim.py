@@ -14,28 +14,37 @@ __all__ = ["Schedule", "build_optimizer", "build_schedule"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up, then a cosine to `min_lr`; counted in optimizer steps."""
+    """Linear warm-up, then a decay to `min_lr` or by `gamma` at every milestone; counted in optimizer steps."""
 
     lr: float
     steps: int
     warmup_steps: int = 0
     min_lr: float = 0.0
+    decay: str = "cosine"
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
 
     def at(self, step: int) -> float:
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        if self.decay == "steps":
+            return self.lr * self.gamma ** sum(step >= milestone for milestone in self.milestones)
+        done = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
+        left = 1 - done if self.decay == "poly" else 0.5 * (1 + math.cos(math.pi * done))
+        return self.min_lr + (self.lr - self.min_lr) * left
 
 
 def build_schedule(optim: OptimConfig, steps_per_epoch: int, processes: int) -> Schedule:
-    """The paper's: base rate for 512 images, scaled linearly by the global batch."""
+    """The rate grows linearly with the global batch, from the base rate at `lr_batch` images."""
     scale = 1.0 if optim.lr_batch is None else optim.batch * optim.accumulate * processes / optim.lr_batch
     return Schedule(
         lr=optim.lr * scale,
         steps=optim.epochs * steps_per_epoch,
-        warmup_steps=round(optim.warmup_epochs * steps_per_epoch),
+        warmup_steps=round(optim.warmup_epochs * steps_per_epoch) if optim.warmup_steps is None else optim.warmup_steps,
         min_lr=optim.min_lr,
+        decay=optim.decay,
+        milestones=tuple(round(epoch * steps_per_epoch) for epoch in optim.milestones),
+        gamma=optim.gamma,
     )
 
 

@@ -78,7 +78,9 @@ class Classification:
         check_labels(validation, self.num_classes, "validation")
         self.sources = {"train": train, "validation": validation}
         optim = config.optim
-        self.order = TrainOrder(len(train.labels), optim.batch, config.run.seed, world, optim.accumulate, optim.epochs)
+        self.order = TrainOrder(
+            len(train.labels), optim.batch, config.run.seed, world, optim.accumulate, optim.epochs, optim.epoch_steps
+        )
         pictures = Pictures(train, train_transforms(data, config.augment, in_chans), mode, replace_broken=True)
         held_out = Pictures(validation, [eval_transform(data, config.augment, in_chans)], mode)
         eval_order = EvalOrder(len(validation.labels), optim.batch, world)
