@@ -16,6 +16,8 @@ COMMANDS = {
     "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on embedded digits and draw the operator"),
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare starting values of the propagation scales"),
 }
+# (name, task): the same for checkpoints of other tasks than classification, and for a task named after `bench`.
+TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 def main(args: list[str] | None = None) -> int:
@@ -35,8 +37,11 @@ def _call(name: str, args: list[str]) -> int:
     import tyro
 
     module_name, options_name, what = COMMANDS[name]
-    module = import_module(module_name)
     try:
+        if (task := _task(name, args)) is not None:
+            module_name, options_name = TASK_COMMANDS[name, task]
+            args = [arg for arg in args if arg != task] if name == "bench" else args
+        module = import_module(module_name)
         if hasattr(module, "parse"):  # its options depend on its first argument
             return module.run(module.parse(args)) or 0
         return module.run(tyro.cli(getattr(module, options_name), args=args, prog=f"tailprop {name}", description=what)) or 0
@@ -44,6 +49,19 @@ def _call(name: str, args: list[str]) -> int:
         return _refuse(" ".join(str(error).split()))
     except KeyboardInterrupt:
         return 130
+
+
+def _task(name: str, args: list[str]) -> str | None:
+    """The task a command is about, if it has a module of its own for it."""
+    if name == "bench":
+        named = args[0] if args else ""
+    elif any(command == name for command, _ in TASK_COMMANDS):
+        from tailprop.runs import task_of
+
+        named = next((task for task in map(task_of, args) if task is not None), "")
+    else:
+        return None
+    return named if (name, named) in TASK_COMMANDS else None
 
 
 def _help() -> str:

@@ -10,24 +10,25 @@ from torch import Tensor
 __all__ = ["draw_confusion", "draw_learning"]
 
 
-def draw_learning(history: Sequence[dict[str, float]], path: Path) -> None:
-    """Training loss and validation accuracy by epoch."""
+def draw_learning(history: Sequence[dict[str, float]], path: Path, metrics: dict[str, str]) -> None:
+    """Training loss and validation metrics by epoch; `metrics` names what is drawn, and in which words."""
     figure = _figure(7, 4)
     left = figure.subplots()
     right = left.twinx()
-    evaluated = [row for row in history if "top1" in row]
     right.plot([r["epoch"] for r in history], [r["loss"] for r in history], color="tab:orange", label="training loss")
-    left.plot([r["epoch"] for r in evaluated], [r["top1"] for r in evaluated], color="tab:blue", marker=".", label="top-1, %")
-    if evaluated:
-        best = max(evaluated, key=lambda row: row["top1"])
-        left.annotate(
-            f"{best['top1']:.1f}", (best["epoch"], best["top1"]), textcoords="offset points", xytext=(0, 6), ha="center"
-        )
-    left.set(xlabel="epoch", ylabel="validation top-1, %", ylim=(0, 105))
+    for (name, label), color in zip(metrics.items(), ("tab:blue", "tab:green", "tab:purple", "tab:red"), strict=False):
+        evaluated = [row for row in history if name in row]
+        left.plot([r["epoch"] for r in evaluated], [r[name] for r in evaluated], color=color, marker=".", label=label)
+        if evaluated:
+            best = max(evaluated, key=lambda row: row[name])
+            where = (best["epoch"], best[name])
+            left.annotate(f"{best[name]:.1f}", where, textcoords="offset points", xytext=(0, 6), ha="center")
+    is_percent = all(label.endswith("%") for label in metrics.values())
+    left.set(xlabel="epoch", ylabel="validation", ylim=(0, 105) if is_percent else None)
     right.set(ylabel="training loss", ylim=(0, None))
     left.grid(alpha=0.3)
     lines = [*left.lines, *right.lines]
-    figure.legend(lines, [str(line.get_label()) for line in lines], loc="outside upper center", ncols=2)
+    figure.legend(lines, [str(line.get_label()) for line in lines], loc="outside upper center", ncols=3)
     figure.savefig(path, dpi=120)
 
 

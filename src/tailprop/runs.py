@@ -20,7 +20,7 @@ import yaml
 from tailprop import checkpoint
 from tailprop.config import config_hash
 
-__all__ = ["RunFolder", "comparable", "read_config"]
+__all__ = ["RunFolder", "comparable", "read_config", "task_of"]
 
 _FREE = {"out", "resume", "overwrite", "device", "threads", "save_every", "log_every", "tensorboard", "compile"}
 
@@ -80,6 +80,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(settings, dict) or not {"model", "data"} <= settings.keys():
         raise ValueError(f"{path} is not the config.yaml of a run of this program")
     return settings
+
+
+def task_of(where: str) -> str | None:
+    """The task of a run folder, or of a checkpoint in one; none where there is no run."""
+    folder = Path(where) if Path(where).is_dir() else Path(where).parent
+    is_weights = Path(where).is_file() and Path(where).suffix in (".pt", ".safetensors")
+    if where.startswith("-") or not (Path(where).is_dir() or is_weights) or not (folder / "config.yaml").is_file():
+        return None
+    return str(read_config(folder).get("task", "classify"))
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,8 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module) -> dict[str, float]: ...
     def describe(self, model: nn.Module) -> dict[str, Any]: ...
     def metadata(self) -> dict[str, str]: ...
+    def draw(self, history: list[dict[str, float]], folder: Path) -> None: ...  # the pictures of a finished run
+    def summary(self, best: dict[str, float]) -> str: ...  # its numbers in a line
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to stop, and did

@@ -10,14 +10,11 @@ from rich.console import Console
 
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
 from tailprop.distributed import World, join, leave
-from tailprop.figures import draw_confusion, draw_learning
-from tailprop.tasks.classify import Classification, ClassifyConfig
+from tailprop.tasks import find_task
 from tailprop.train import Interrupted, Trainer
 
-TASKS = {"classify": (ClassifyConfig, Classification)}
 
-
-def parse(args: list[str]) -> ClassifyConfig:
+def parse(args: list[str]) -> Any:
     """The recipe named first, changed by the options after it."""
     if not args or args[0].startswith("-"):
         print("usage: tailprop train RECIPE [--section.setting value ...]\n\nRECIPE is a YAML file or one of:")
@@ -26,19 +23,17 @@ def parse(args: list[str]) -> ClassifyConfig:
         sys.exit(0 if args and args[0] in ("-h", "--help") else 2)
     path = find_recipe(args[0])
     values = read_recipe(path)
-    task = values.get("task", "classify")
-    if task not in TASKS:
-        raise ValueError(f"{path}: unknown task {task!r}; there are {', '.join(TASKS)}")
     try:
-        default = build(TASKS[task][0], values)
+        config, _ = find_task(values.get("task", "classify"))
+        default = build(config, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if default.run.out == type(default.run)().out:  # every recipe has a folder of its own
         default = dataclasses.replace(default, run=dataclasses.replace(default.run, out=default.run.out.with_name(path.stem)))
-    return tyro.cli(TASKS[task][0], default=default, args=args[1:], prog=f"tailprop train {args[0]}")
+    return tyro.cli(config, default=default, args=args[1:], prog=f"tailprop train {args[0]}")
 
 
-def run(config: ClassifyConfig) -> int:
+def run(config: Any) -> int:
     config.check()
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:  # torchrun started us again: go on where we were
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True, overwrite=False))
@@ -54,26 +49,23 @@ def run(config: ClassifyConfig) -> int:
     return 0
 
 
-def train(config: ClassifyConfig, world: World, summary: bool = True) -> tuple[Trainer, Any]:
+def train(config: Any, world: World, summary: bool = True) -> tuple[Trainer, Any]:
     """Train, draw the learning curve, and say what came out."""
-    task = TASKS[config.task][1](config, world)
+    task = find_task(config.task)[1](config, world)
     trainer = Trainer(task, config.optim, config.run, to_dict(config), world)
     history = trainer.run()
     if world.is_first:
-        draw_learning(history, trainer.folder.path / "learning.png")
-        if task.result is not None and len(task.classes) <= 50:
-            draw_confusion(task.result.confusion, task.classes, trainer.folder.path / "confusion.png")
+        task.draw(history, trainer.folder.path)
         if summary:
-            _say(trainer, config)
+            _say(trainer)
     return trainer, task
 
 
-def _say(trainer: Trainer, config: ClassifyConfig) -> None:
+def _say(trainer: Trainer) -> None:
     best, folder = trainer.at.best, trainer.folder
     console = Console()
-    paper = f" (the paper: {config.paper_top1})" if config.paper_top1 is not None else ""
     console.print(
-        f"best: [bold]top-1 {best['top1']:.2f}[/]{paper}, top-5 {best['top5']:.2f} after epoch {best['epoch']:.0f}; "
+        f"best: [bold]{trainer.task.summary(best)}[/] after epoch {best['epoch']:.0f}; "
         f"{trainer.at.seconds / 60:.1f} minutes of training"
     )
     console.print(f"{folder.weights}: the best weights; {folder.path / 'learning.png'}: the curve")

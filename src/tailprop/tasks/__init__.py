@@ -1,1 +1,20 @@
-"""What there is to learn: each task builds its model, data, loss and metrics; the training loop knows none of them."""
+"""What is trained: each task has settings, a model, data, a loss and a metric. The loop knows it by `train.Task` only."""
+
+from importlib import import_module
+from typing import Any, Final
+
+__all__ = ["TASKS", "find_task"]
+
+# task of a recipe: (module, dataclass of its settings, its class)
+TASKS: Final = {
+    "classify": ("tailprop.tasks.classify", "ClassifyConfig", "Classification"),
+}
+
+
+def find_task(name: str) -> tuple[Any, Any]:
+    """The settings and the class of a task; imported only when asked for."""
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}; there are {', '.join(TASKS)}")
+    module, config, task = TASKS[name]
+    found = import_module(module)
+    return getattr(found, config), getattr(found, task)

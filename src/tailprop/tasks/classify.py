@@ -31,6 +31,7 @@ from tailprop.data.loading import EvalOrder, TrainOrder, make_loader, to_device
 from tailprop.data.sources import check_labels, split_hash
 from tailprop.distributed import World
 from tailprop.evaluate import Accuracy, evaluate_classifier
+from tailprop.figures import draw_confusion, draw_learning
 from tailprop.warmstart import read_state_dict, warm_start
 
 __all__ = ["Classification", "ClassifyConfig", "create_model", "weights_file"]
@@ -133,6 +134,15 @@ class Classification:
             "num_classes": str(self.num_classes),
             "classes": "\n".join(self.classes),
         }
+
+    def draw(self, history: list[dict[str, float]], folder: Path) -> None:
+        draw_learning(history, folder / "learning.png", {"top1": "top-1, %"})
+        if self.result is not None and len(self.classes) <= 50:
+            draw_confusion(self.result.confusion, self.classes, folder / "confusion.png")
+
+    def summary(self, best: dict[str, float]) -> str:
+        paper = f" (the paper: {self.config.paper_top1})" if self.config.paper_top1 is not None else ""
+        return f"top-1 {best['top1']:.2f}{paper}, top-5 {best['top5']:.2f}"
 
     def _note_broken(self, batch: Batch | Accuracy) -> None:
         for item in batch.broken:
