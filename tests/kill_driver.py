@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-import tailprop.commands.train  # noqa: F401 - imported before the forks
+import tailprop.commands.train
+import tailprop.tasks.classify  # noqa: F401 - imported before the forks
 import tailprop_cli
 
 
@@ -27,10 +28,18 @@ def is_alive(child: int) -> bool:
     return os.waitpid(child, os.WNOHANG) == (0, 0)
 
 
+def count_lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
 def kill_at_random(recipe: str, out: Path, rng: random.Random) -> bool:
-    """Kill it somewhere; whether it was still running."""
+    """Kill it somewhere on its way to four steps more; whether it was still running."""
+    log = out / "metrics.jsonl"
+    before, steps = count_lines(log), rng.randint(-1, 4)
     child = start(recipe, out)
-    time.sleep(rng.uniform(0.3, 4.0))
+    time.sleep(rng.uniform(0.0, 0.5) if steps < 0 else 0.0)  # -1: while it starts
+    while count_lines(log) < before + steps and is_alive(child):
+        time.sleep(rng.uniform(0.0, 0.02))
     if not is_alive(child):
         return False
     os.kill(child, signal.SIGKILL)

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,7 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["World", "any_true", "gather", "join", "leave", "sum_over_processes"]
+__all__ = [
+    "World",
+    "agree_on_name",
+    "any_true",
+    "gather",
+    "is_lost_process",
+    "join",
+    "launch_name",
+    "leave",
+    "sum_over_processes",
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,8 @@ def join(device: str = "auto", threads: int = 0) -> World:
         torch.set_num_threads(threads)
     rank, size, local = (int(os.environ.get(name, default)) for name, default in _VARIABLES)
     chosen = _choose(device, local)
+    if size > 1 and chosen.type == "mps":
+        raise ValueError("an Apple GPU trains with one process; start without torchrun, or choose the device cpu")
     if size > 1 and not dist.is_initialized():
         _use_loopback_if_local()
         if chosen.type == "cuda":
@@ -55,9 +69,44 @@ def _meeting_point(rank: int, size: int) -> dict[str, Any]:
         return {}
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, size, is_master=False, timeout=_PATIENCE)  # type: ignore[attr-defined]
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    own = dist.PrefixStore(f"attempt_{attempt}", store)  # type: ignore[attr-defined]
+    own = dist.PrefixStore(agree_on_name(store, rank, size), store)  # type: ignore[attr-defined]
     return {"store": own, "rank": rank, "world_size": size}
+
+
+def agree_on_name(store: Any, rank: int, size: int) -> str:
+    """A name for this attempt, the same in all its processes and in no earlier attempt.
+
+    Restarts cannot be counted: each node counts its own. So the first process calls out a new name, the others answer it with
+    a mark of their own, and it begins when all have answered. What the dead left in the store names none of our marks.
+    """
+    mark = uuid.uuid4().hex
+    if rank == 0:
+        store.set("tailprop/name", mark)
+        marks = [store.get(f"tailprop/{mark}/{other}").decode() for other in range(1, size)]  # waits for each
+        store.set(f"tailprop/{mark}/begin", ",".join(marks))
+        return mark
+    deadline = time.monotonic() + _PATIENCE.total_seconds()
+    while time.monotonic() < deadline:
+        name = store.get("tailprop/name").decode()
+        store.set(f"tailprop/{name}/{rank}", mark)
+        begin = f"tailprop/{name}/begin"
+        if store.check([begin]) and mark in store.get(begin).decode():
+            return name
+        time.sleep(0.02)
+    raise ValueError("the first process of the run never called; see its messages")
+
+
+def launch_name() -> str:
+    """A name for this launch of torchrun, the same after its restarts; empty without torchrun."""
+    if (name := os.environ.get("TORCHELASTIC_RUN_ID")) is None:
+        return ""
+    return name if name != "none" else f"agent {os.getppid()} of {os.uname().nodename}"  # torchrun's default names nothing
+
+
+def is_lost_process(error: RuntimeError) -> bool:
+    """Whether an error means that another process is gone: gloo and NCCL say so in their own words."""
+    words = ("connection closed by peer", "connection reset by peer", "nccl", "timed out waiting")
+    return _is_shared() and any(word in str(error).lower() for word in words)
 
 
 def leave() -> None:
@@ -76,6 +125,11 @@ def _choose(device: str, local_rank: int) -> torch.device:
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ValueError("no CUDA device is visible; choose the device cpu")
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"process {local_rank + 1} on this node has no GPU: {torch.cuda.device_count()} are visible; lower torchrun's "
+                "--nproc-per-node"
+            )
         return torch.device("cuda", local_rank)
     if device == "mps" and not torch.backends.mps.is_available():
         raise ValueError("no Apple GPU is visible; choose the device cpu")

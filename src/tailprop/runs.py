@@ -6,6 +6,7 @@ metrics.jsonl      a line every few steps and after every epoch
 last.pt, best.pt   checkpoints
 model.safetensors  the best weights
 tensorboard/       events
+launch.txt         under torchrun, the name of the launch: its restarts go on by themselves
 """
 
 import json
@@ -22,7 +23,7 @@ from tailprop.config import config_hash
 
 __all__ = ["RunFolder", "comparable", "read_config", "task_of"]
 
-_FREE = {"out", "resume", "overwrite", "device", "threads", "save_every", "log_every", "tensorboard", "compile"}
+_FREE = {"out", "resume", "overwrite", "device", "threads", "save_every", "log_every", "tensorboard"}
 
 
 class RunFolder:
@@ -32,13 +33,13 @@ class RunFolder:
         self.path = path
         self.config, self.manifest, self.metrics = path / "config.yaml", path / "manifest.json", path / "metrics.jsonl"
         self.last, self.best, self.weights = path / "last.pt", path / "best.pt", path / "model.safetensors"
-        self.tensorboard = path / "tensorboard"
+        self.tensorboard, self.launch = path / "tensorboard", path / "launch.txt"
 
-    def open(self, settings: dict[str, Any], resume: bool, overwrite: bool) -> None:
+    def open(self, settings: dict[str, Any], resume: bool, overwrite: bool, launch: str = "") -> None:
         """Make the folder ready, or refuse it: another run is never overwritten by accident."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; the run needs a folder")
-        held = self.config.exists() or self.last.exists()
+        held = any(path.exists() for path in (self.config, self.last, self.best, self.weights))
         if held and overwrite:
             self._remove()
         elif held and not resume:
@@ -50,6 +51,12 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         checkpoint.clean(self.path)
         checkpoint.write_atomically(self.config, lambda part: part.write_text(yaml.safe_dump(settings, sort_keys=False)))
+        if launch:
+            checkpoint.write_atomically(self.launch, lambda part: part.write_text(launch))
+
+    def is_of(self, launch: str) -> bool:
+        """Whether the run was begun, or last resumed, by this launch of torchrun."""
+        return bool(launch) and self.launch.is_file() and self.launch.read_text() == launch
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         checkpoint.write_atomically(self.manifest, lambda part: part.write_text(json.dumps(manifest, indent=2) + "\n"))
@@ -66,7 +73,8 @@ class RunFolder:
         checkpoint.write_atomically(self.metrics, lambda part: part.write_text("".join(f"{line}\n" for line in kept)))
 
     def _remove(self) -> None:
-        for path in (self.config, self.manifest, self.metrics, self.last, self.best, self.weights):
+        files = (self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.launch)
+        for path in (*files, *self.path.glob("*.png")):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 

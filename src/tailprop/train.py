@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from timm.layers import convert_sync_batchnorm
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,13 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 from tailprop import checkpoint
 from tailprop.config import OptimConfig, RunConfig, config_hash
 from tailprop.data.loading import mix
-from tailprop.distributed import World, any_true, gather, sum_over_processes
+from tailprop.distributed import World, any_true, gather, launch_name, sum_over_processes
 from tailprop.optim import build_optimizer, build_schedule
 from tailprop.progress import Bar
 from tailprop.provenance import provenance
 from tailprop.runs import RunFolder, comparable
 
 __all__ = ["Interrupted", "Task", "Trainer", "autocast"]
+
+_SMALLEST_SCALE = 2.0**-14  # of the loss under FP16; it starts at 2**16 and halves at every overflow
 
 
 class Task(Protocol):
@@ -41,7 +44,7 @@ class Task(Protocol):
     order: Any  # .steps: optimizer steps in an epoch
     broken: dict[str, str]  # examples that could not be read
 
-    def build_model(self) -> nn.Module: ...
+    def build_model(self, resumed: bool) -> nn.Module: ...  # a resumed run's weights come from its checkpoint
     def batches(self, epoch: int, step: int) -> Iterable[Any]: ...
     def loss(self, model: nn.Module, batch: Any) -> Tensor: ...
     def evaluate(self, model: nn.Module) -> dict[str, float]: ...
@@ -53,6 +56,10 @@ class Task(Protocol):
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to stop, and did
     """The run was stopped by a signal, after a checkpoint."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number  # as shells have it
 
 
 @dataclass
@@ -80,13 +87,16 @@ class Trainer:
         self.at = Position()
         self.counted = 0  # steps of this epoch whose loss has left the device
         self.last_loss = self.last_lr = 0.0
-        self.stop_asked = False
+        self.stop_asked: int | None = None  # the signal that asked
 
     def run(self) -> list[dict[str, float]]:
         self._open_folder()
-        self._build()
-        if self.config.resume and self.folder.last.exists():
+        resumed = self.config.resume and self.folder.last.exists()
+        self._build(resumed)
+        if resumed:
             self._restore(checkpoint.load(self.folder.last))
+        if len(set(gather(self.at.total))) > 1:
+            raise ValueError(f"not every process sees {self.folder.last}; --run.out has to be a folder all nodes share")
         if self.world.is_first:
             self.folder.rewind(self.at.total)
         self._say_what_is_run()
@@ -104,19 +114,19 @@ class Trainer:
         problem = None
         if self.world.is_first:
             try:
-                self.folder.open(self.settings, self.config.resume, self.config.overwrite)
+                self.folder.open(self.settings, self.config.resume, self.config.overwrite, launch_name())
             except (ValueError, OSError) as error:
                 problem = error
         if any_true(problem is not None, self.world.device):
             raise problem or ValueError("the first process refused the run folder")
 
-    def _build(self) -> None:
+    def _build(self, resumed: bool) -> None:
         torch.manual_seed(self.config.seed)
-        self.model = self.task.build_model()
+        self.model = self.task.build_model(resumed)
         self.description = self.task.describe(self.model)
-        self.model.to(self.world.device).train()
-        if self.world.device.type == "cuda":
-            self.model.to(memory_format=torch.channels_last)
+        if self.world.device.type == "cuda" and self.world.size > 1:
+            self.model = convert_sync_batchnorm(self.model)  # for models with BatchNorm; ours have none
+        self.model.to(self.world.device).to(memory_format=torch.channels_last).train()
         if self.config.grad_checkpointing:
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
         self.ema = ModelEmaV3(self.model, decay=self.config.ema, use_warmup=True) if self.config.ema > 0 else None
@@ -192,6 +202,11 @@ class Trainer:
                 f"{'' if steps == 1 else f' or the {steps - 1} before'}; earlier checkpoints are intact: lower --optim.lr, or "
                 "look at the data there"
             )
+        if self.scaler.is_enabled() and self.scaler.get_scale() < _SMALLEST_SCALE:
+            raise ValueError(
+                f"gradients overflow FP16 however small the loss is scaled (epoch {self.at.epoch + 1}, step {self.at.step}); "
+                "earlier checkpoints are intact: use --run.precision bf16, or lower --optim.lr"
+            )
         self.at.loss_sum += loss
         self.last_loss = loss / steps
         self.counted = self.at.seen
@@ -228,9 +243,9 @@ class Trainer:
             )
         if self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0:
             self._save()
-        if any_true(self.stop_asked, self.world.device):
+        if any_true(self.stop_asked is not None, self.world.device):
             self._save()
-            raise Interrupted(f"stopped after step {self.at.total}; go on with --run.resume")
+            raise Interrupted(f"stopped after step {self.at.total}; go on with --run.resume", self.stop_asked or signal.SIGTERM)
 
     def _finish_epoch(self) -> None:
         images = self.at.seen * self.optim.batch * self.optim.accumulate * self.world.size
@@ -270,6 +285,7 @@ class Trainer:
     def _save(self, is_best: bool = False) -> None:
         rng = gather(checkpoint.get_rng_state(self.world.device))
         broken = {name: reason for part in gather(self.task.broken) for name, reason in part.items()}
+        self.task.broken.update(broken)  # every process knows them all, whatever rank it has after a restart
         losses = gather(self.at.loss_sum)
         problem = None
         if self.world.is_first:
@@ -292,6 +308,7 @@ class Trainer:
             "broken": broken,
             "config_hash": config_hash(comparable(self.settings)),
             "steps_per_epoch": self.task.order.steps,
+            "split_hash": self.description["split_hash"],
         }
         if is_best:
             checkpoint.save_weights(self.folder.weights, self.ema.module if self.ema else self.model, self.task.metadata())
@@ -302,6 +319,12 @@ class Trainer:
             raise ValueError(
                 f"{self.folder.last} was made with {payload['steps_per_epoch']} steps in an epoch, now there are "
                 f"{self.task.order.steps}; keep processes x batch x accumulate, and the data, as they were"
+            )
+        changed = [name for name, value in self.description["split_hash"].items() if payload["split_hash"].get(name) != value]
+        if changed:
+            raise ValueError(
+                f"the {' and '.join(changed)} data is not what {self.folder.last} was trained on: files came, went or changed "
+                "their labels; put them back, or start a new run from its weights with --model.init"
             )
         try:
             self.model.load_state_dict(payload["model"])
@@ -367,8 +390,8 @@ class Trainer:
                 if isinstance(value, float):
                     self.writer.add_scalar(f"{row['kind']}/{name}", value, self.at.total)
 
-    def _ask_to_stop(self) -> None:
-        self.stop_asked = True
+    def _ask_to_stop(self, number: int) -> None:
+        self.stop_asked = number
 
 
 def _sum_dtype(device: torch.device) -> torch.dtype:
@@ -390,11 +413,11 @@ def _seed_others(seed: int) -> None:
 
 
 @contextmanager
-def _signals(ask: Callable[[], None]) -> Iterator[None]:
+def _signals(ask: Callable[[int], None]) -> Iterator[None]:
     """SIGTERM (a cluster takes the machine back) and SIGINT (Ctrl-C) ask the run to stop; a second Ctrl-C stops it at once."""
 
     def handle(number: int, _frame: object) -> None:
-        ask()
+        ask(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,7 +1,6 @@
 """`tailprop train RECIPE`: train by a recipe, every setting open to the command line."""
 
 import dataclasses
-import os
 import sys
 from typing import Any
 
@@ -9,7 +8,8 @@ import tyro
 from rich.console import Console
 
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
-from tailprop.distributed import World, join, leave
+from tailprop.distributed import World, any_true, is_lost_process, join, launch_name, leave
+from tailprop.runs import RunFolder
 from tailprop.tasks import find_task
 from tailprop.train import Interrupted, Trainer
 
@@ -35,16 +35,21 @@ def parse(args: list[str]) -> Any:
 
 def run(config: Any) -> int:
     config.check()
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:  # torchrun started us again: go on where we were
-        config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True, overwrite=False))
     world = join(config.run.device, config.run.threads)
+    if any_true(world.is_first and RunFolder(config.run.out).is_of(launch_name()), world.device):
+        # torchrun started us again: go on where we were
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True, overwrite=False))
     try:
         train(config, world)
     except Interrupted as stop:
         if world.is_first:
             print(f"tailprop: {stop}", file=sys.stderr)
         leave()
-        return 143
+        return stop.exit_code
+    except RuntimeError as error:
+        if not is_lost_process(error):
+            raise
+        raise ValueError("another process of this run ended; its own message says why") from None
     leave()  # not after an error: with the others in the middle of something, leaving may wait for them
     return 0
 

@@ -218,7 +218,7 @@ class Finish:
         self.mean, self.std = (torch.tensor(v, device=device).reshape(-1, 1, 1) * 255 for v in (mean, std))
         self.jitter = augment.color_jitter if augment.auto_augment is None else 0.0
         self.chance = augment.erase
-        self.erase = RandomErasing(probability=1.0, mode="pixel", device=str(device))
+        self.erase = RandomErasing(probability=1.0, mode="pixel", device="cpu")  # drawn where the seed is
 
     def __call__(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         images = images.float()

@@ -1,5 +1,6 @@
 """Classification: settings, model, batches, loss and metrics."""
 
+import dataclasses
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -92,8 +93,9 @@ class Classification:
         self.broken: dict[str, str] = {}
         self.result: Accuracy | None = None
 
-    def build_model(self) -> nn.Module:
-        return create_model(self.config.model, self.num_classes, report=self.world.is_first)
+    def build_model(self, resumed: bool = False) -> nn.Module:
+        config = dataclasses.replace(self.config.model, init=None) if resumed else self.config.model
+        return create_model(config, self.num_classes, report=self.world.is_first)
 
     def batches(self, epoch: int, step: int) -> Iterable[Batch]:
         """The batches of this process in an epoch, from an optimizer step on."""
