@@ -36,7 +36,7 @@ def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> No
     config = load(f"imagenet1k_{size}")
     assert (config.data.size_px, config.data.resize_px, config.data.num_classes) == (224, 256, 1000)
     assert config.run.precision == "bf16"
-    assert config.paper_top1 == paper
+    assert config.paper_top1 == {config.model.name: paper}
 
     with torch.device("meta"):
         model = timm.create_model(config.model.name)

@@ -243,7 +243,7 @@ def test_imagenet_recipe_end_to_end_on_one_and_two_processes(tmp_path: Path) -> 
     assert one.returncode == 0, one.stderr
     two = launch(["train", "imagenet1k_tiny", *small, "--optim.batch", "4", "--run.out", str(tmp_path / "two")], processes=2)
     assert two.returncode == 0, two.stderr
-    assert "the paper: 82.9" in one.stdout
+    assert "the paper" not in one.stdout  # its number is tailprop_tiny's
     for name, processes in (("one", 1), ("two", 2)):
         manifest = json.loads((tmp_path / name / "manifest.json").read_text())
         assert (manifest["classes"], manifest["examples"]["validation"], manifest["processes"]) == (1000, 3, processes)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import timm
 from safetensors import safe_open
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 import tailprop.backbone  # noqa: F401 - registers the models
 from tailprop.config import ModelConfig, build
-from tailprop.data.classify import AugmentConfig, DataConfig
+from tailprop.data.classify import AugmentConfig, DataConfig, eval_transform
 from tailprop.runs import read_config
 from tailprop.tasks.classify import create_model, weights_file
 from tailprop.warmstart import read_state_dict
@@ -27,7 +28,13 @@ class Classifier:
     in_chans: int
     data: DataConfig
     augment: AugmentConfig
-    paper_top1: float | None = None
+    paper_top1: float | None = None  # on ImageNet-1K
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and deviation, if not ours
+    crop_mode: str | None = None
+
+    def transform(self, data: DataConfig | None = None) -> Any:
+        """The preparation of a picture, by its own settings or by others."""
+        return eval_transform(data or self.data, self.augment, self.in_chans, self.statistics, self.crop_mode)
 
 
 def load_classifier(where: str, model_name: str | None = None, size_px: int | None = None) -> Classifier:
@@ -49,7 +56,7 @@ def load_classifier(where: str, model_name: str | None = None, size_px: int | No
         config = read_config(folder)
         model_config = build(ModelConfig, {**config["model"], "init": None}, "model.")
         data, augment = build(DataConfig, config["data"], "data."), build(AugmentConfig, config["augment"], "augment.")
-        paper = config.get("paper_top1")
+        paper = (config.get("paper_top1") or {}).get(model_config.name)
     else:
         if model_name is None:
             model_name = _metadata(weights).get("architecture")
@@ -65,9 +72,9 @@ def load_classifier(where: str, model_name: str | None = None, size_px: int | No
         model.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit {model_config.name}: {str(error).splitlines()[1].strip()}") from None
-    return Classifier(
-        model.eval(), model_config.name, _class_names(weights, model), model_config.in_chans, data, augment, paper
-    )
+    names = _class_names(weights, model)
+    paper = paper if len(names) == 1000 else None
+    return Classifier(model.eval(), model_config.name, names, model_config.in_chans, data, augment, paper)
 
 
 def _pretrained(name: str, size_px: int | None) -> Classifier:
@@ -80,7 +87,8 @@ def _pretrained(name: str, size_px: int | None) -> Classifier:
     data = DataConfig(size_px=size, resize_px=round(size / settings["crop_pct"]))
     augment = AugmentConfig(interpolation=settings["interpolation"])
     names = _imagenet_names() if model.num_classes == 1000 else tuple(map(str, range(model.num_classes)))
-    return Classifier(model, name, names, settings["input_size"][0], data, augment)
+    statistics = settings["mean"], settings["std"]
+    return Classifier(model, name, names, settings["input_size"][0], data, augment, None, statistics, settings["crop_mode"])
 
 
 def _metadata(weights: Path) -> dict[str, str]:

@@ -13,9 +13,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tailprop.checks import check_at_least
-from tailprop.data.classify import DataConfig, Pictures, collate, eval_transform, open_source
+from tailprop.data.classify import DataConfig, Pictures, collate, open_source
 from tailprop.data.loading import EvalOrder, make_loader
-from tailprop.data.sources import Source, check_labels
+from tailprop.data.sources import Folder, Source, check_labels
 from tailprop.distributed import World, join, leave
 from tailprop.evaluate import Accuracy, evaluate_classifier
 from tailprop.figures import draw_confusion
@@ -41,6 +41,12 @@ class DataChoice:
     """Shorter side before the central crop."""
     on_broken: Literal["skip", "stop"] | None = None
     """A picture that cannot be read: skip and count it, or stop."""
+    held_out: float | None = None
+    """Share measured of a folder without a split; none = all of it, or in the run's own folder what it held out."""
+    cache: Path | None = None
+    """Where parquet shards are unpacked once; none = the cache of the datasets library."""
+    download: bool | None = None
+    """Let timm download the dataset."""
     workers: int | None = None
     """Loader processes."""
 
@@ -50,6 +56,8 @@ class DataChoice:
             given["resize_px"] = round(given["size_px"] * (data.resize_px or data.size_px) / data.size_px)
         if "root" in given and "source" not in given and data.source not in ("folder", "parquet"):
             given["source"] = "folder"
+        if "root" in given and "held_out" not in given and given["root"] != data.root:
+            given["held_out"] = 1.0
         changed = replace(data, **given)
         changed.check()
         return changed
@@ -92,6 +100,9 @@ def run(options: Eval) -> None:
         result = evaluate_on(classifier, source, data, world, options.batch, options.precision)
         if world.is_first:
             _say(options, classifier, data, result)
+            if isinstance(source, Folder) and source.share is not None:
+                what = "all of it was" if source.share == 1 else f"the {source.share:.0%} that training holds out were"
+                Console().print(f"{data.root} has no split of its own: {what} measured (--data.held-out)")
     finally:
         leave()
 
@@ -132,7 +143,7 @@ def evaluate_on(
     count = len(subset) if subset is not None else len(classifier.classes)
     check_labels(source, count, "evaluation")
     mode = {1: "L", 3: "RGB", 4: "RGBA"}[classifier.in_chans]
-    pictures = Pictures(source, [transform or eval_transform(data, classifier.augment, classifier.in_chans)], mode)
+    pictures = Pictures(source, [transform or classifier.transform(data)], mode)
     loader = make_loader(pictures, EvalOrder(len(source.labels), batch, world), collate, data.workers, world.device)
     model = classifier.model.to(world.device)
     console = Console()
@@ -147,7 +158,7 @@ def evaluate_on(
 
 def _say(options: Eval, classifier: Classifier, data: DataConfig, result: Accuracy) -> None:
     console = Console()
-    table = Table("model", "pictures", "px", "top-1", "top-5", "loss", "the paper's top-1")
+    table = Table("model", "pictures", "px", "top-1", "top-5", "loss", "the paper's top-1, ImageNet-1K")
     paper = "-" if classifier.paper_top1 is None else f"{classifier.paper_top1:.1f}"
     figures = (f"{result.top1:.2f}", f"{result.top5:.2f}", f"{result.loss:.4f}", paper)
     table.add_row(classifier.name, str(result.count), str(data.size_px), *figures)

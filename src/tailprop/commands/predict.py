@@ -21,7 +21,6 @@ from torch import Tensor
 from tailprop.backbone import MIN_SIZE_PX
 from tailprop.checkpoint import write_atomically
 from tailprop.checks import check_at_least
-from tailprop.data.classify import eval_transform
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import is_picture, list_pictures, printable, quiet_pillow, read_ahead, read_picture
 from tailprop.distributed import join, leave
@@ -143,7 +142,7 @@ def _reader(classifier: Classifier) -> Callable[[Path], Tensor | Broken]:
     modes = {1: "L", 3: "RGB", 4: "RGBA"}
     if classifier.in_chans not in modes:
         raise ValueError(f"{classifier.name} takes {classifier.in_chans} channels; pictures have 1, 3 or 4")
-    transform = eval_transform(classifier.data, classifier.augment, classifier.in_chans)
+    transform = classifier.transform()
 
     def read(path: Path) -> Tensor | Broken:
         picture = read_picture(path, modes[classifier.in_chans])

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tailprop.checks import check_at_least
 from tailprop.commands.eval import DataChoice, evaluate_on
-from tailprop.data.classify import DataConfig, eval_transform, open_source
+from tailprop.data.classify import DataConfig, open_source
 from tailprop.data.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
 from tailprop.data.sources import Source
 from tailprop.distributed import World, join, leave
@@ -168,7 +168,7 @@ def _measure_corruptions(options: Robustness, classifier: Classifier, world: Wor
     source = open_source(data, "validation")
     rows = _rows(len(source.labels), options.limit)
     selection = Selection(source, rows, source.classes, source.labels[rows])
-    prepare = eval_transform(data, classifier.augment, classifier.in_chans)
+    prepare = classifier.transform(data)
     yield _row("clean", 0, evaluate_on(classifier, selection, data, world, options.batch, options.precision, title="clean"))
     for name in options.corruptions:
         for severity in options.levels:

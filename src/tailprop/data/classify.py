@@ -259,8 +259,16 @@ def _gray(images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, 1, H, W)
     return (images * weights).sum(1, keepdim=True)
 
 
-def eval_transform(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> Any:
-    mean, std = normalisation(in_chans)
+def eval_transform(
+    data: DataConfig,
+    augment: AugmentConfig,
+    in_chans: int = 3,
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    crop_mode: str | None = None,
+) -> Any:
+    """Preparation for evaluation; a foreign model may have a mean and deviation, and a way to crop, of its own."""
+    mean, std = statistics or normalisation(in_chans)
     # timm rounds size / crop down; the half keeps 93 from becoming 92
     crop = data.size_px / ((data.resize_px or data.size_px) + 0.5)
-    return create_transform(data.size_px, interpolation=augment.interpolation, crop_pct=crop, mean=mean, std=std)
+    how = dict(interpolation=augment.interpolation, crop_pct=crop, crop_mode=crop_mode, mean=mean, std=std)
+    return create_transform(data.size_px, **how)

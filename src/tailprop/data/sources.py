@@ -5,7 +5,7 @@ A source knows its classes and labels without reading a picture, and reads one p
 
 import hashlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -36,16 +36,18 @@ class Folder:
         from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
         self.root = _existing(root)
-        given = {name: _subfolder(root, SPLITS[name]) for name in SPLITS}
+        given = _split_folders(root)
         where = given[split]
         if given["train"] is not None and where is None:
             raise ValueError(f"{root} has a folder for training but none named {' or '.join(SPLITS[split])}")
         try:
-            names, index = find_classes(str(given["train"] or root))
+            names = [name for name in find_classes(str(given["train"] or where or root))[0] if not name.startswith(".")]
+            index = {name: place for place, name in enumerate(names)}
             pictures = make_dataset(str(where or root), index, extensions=IMG_EXTENSIONS, allow_empty=True)
         except FileNotFoundError as error:
             raise ValueError(f"{root}: {error}; expected one folder of pictures for each class") from None
         _refuse_unknown_classes(where or root, names)
+        self.share = held_out if where is None else None  # held out of one tree; none = there is a split
         if where is None:  # one tree: hold out a share, chosen by each file's own name so that new files move no old ones
             pictures = [p for p in pictures if _is_held_out(p[0], root, held_out) == (split != "train")]
         if not pictures:
@@ -159,13 +161,13 @@ def split_hash(source: Source) -> str:
     return digest.hexdigest()[:16]
 
 
-def check_labels(source: Source, num_classes: int, what: str) -> None:
+def check_labels(source: Source, num_classes: int, what: str, advice: str = "") -> None:
     """Refuse a label that has no output."""
     wrong = np.flatnonzero((source.labels < 0) | (source.labels >= num_classes))
     if len(wrong) > 0:
         raise ValueError(
             f"label {source.labels[wrong[0]]} of {source.name(int(wrong[0]))} ({what}) is outside the {num_classes} classes "
-            f"0 to {num_classes - 1}, and so are {len(wrong) - 1} more; mend the labels or set --data.num-classes"
+            f"0 to {num_classes - 1}, and so are {len(wrong) - 1} more; mend the labels{advice}"
         )
 
 
@@ -175,12 +177,17 @@ def _existing(root: Path) -> Path:
     return root
 
 
-def _subfolder(root: Path, names: Iterable[str]) -> Path | None:
-    return next((root / name for name in names if (root / name).is_dir()), None)
+def _split_folders(root: Path) -> dict[str, Path | None]:
+    """The folders of the splits; none where the folders are classes, of which one may be called train."""
+    present = [path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    named = {split: next((root / name for name in names if name in present), None) for split, names in SPLITS.items()}
+    if len(present) > 1 and sum(path is not None for path in named.values()) == 1:
+        return dict.fromkeys(SPLITS)
+    return named
 
 
 def _refuse_unknown_classes(where: Path, names: Sequence[str]) -> None:
-    extra = sorted({p.name for p in where.iterdir() if p.is_dir()} - set(names))
+    extra = sorted({p.name for p in where.iterdir() if p.is_dir() and not p.name.startswith(".")} - set(names))
     if extra:
         raise ValueError(f"{where} has classes that training does not know: {', '.join(extra[:5])}")
 

@@ -5,10 +5,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import timm
 import torch.nn.functional as F
+import tyro
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
@@ -44,8 +45,8 @@ class ClassifyConfig:
 
     task: Literal["classify"] = "classify"
     """What is trained."""
-    paper_top1: float | None = None
-    """The paper's number for this recipe, to stand beside ours."""
+    paper_top1: Annotated[dict[str, float], tyro.conf.Suppress] = field(default_factory=dict)
+    """The paper's number for a model of this recipe, to stand beside ours."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -76,8 +77,9 @@ class Classification:
         train, validation = open_source(data, "train"), open_source(data, "validation")
         self.classes = train.classes
         self.num_classes = data.num_classes or len(train.classes)
-        check_labels(train, self.num_classes, "train")
-        check_labels(validation, self.num_classes, "validation")
+        advice = " or set --data.num-classes"
+        check_labels(train, self.num_classes, "train", advice)
+        check_labels(validation, self.num_classes, "validation", advice)
         self.sources = {"train": train, "validation": validation}
         optim = config.optim
         self.order = TrainOrder(
@@ -95,7 +97,7 @@ class Classification:
 
     def build_model(self, resumed: bool = False) -> nn.Module:
         config = dataclasses.replace(self.config.model, init=None) if resumed else self.config.model
-        return create_model(config, self.num_classes, report=self.world.is_first)
+        return create_model(config, self.num_classes, report=self.world.is_first and not resumed)
 
     def batches(self, epoch: int, step: int) -> Iterable[Batch]:
         """The batches of this process in an epoch, from an optimizer step on."""
@@ -143,7 +145,8 @@ class Classification:
             draw_confusion(self.result.confusion, self.classes, folder / "confusion.png")
 
     def summary(self, best: dict[str, float]) -> str:
-        paper = f" (the paper: {self.config.paper_top1})" if self.config.paper_top1 is not None else ""
+        number = self.config.paper_top1.get(self.config.model.name) if self.num_classes == 1000 else None
+        paper = "" if number is None else f" (the paper, on ImageNet-1K: {number})"
         return f"top-1 {best['top1']:.2f}{paper}, top-5 {best['top5']:.2f}"
 
     def _note_broken(self, batch: Batch | Accuracy) -> None:
@@ -168,6 +171,8 @@ def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> 
         taken = warm_start(model, read_state_dict(weights_file(config.init)))
         if report:
             print(taken)
+    elif report:
+        print(f"{config.name} from scratch; to start from trained weights give --model.init")
     return model
 
 

@@ -1,0 +1,164 @@
+"""Several processes, restarts and the switches of a run."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+import tailprop_cli
+from tailprop.config import build
+from tailprop.distributed import World, agree_on_name
+from tailprop.tasks.classify import Classification, ClassifyConfig
+from tailprop.train import Trainer
+from tests.runs import launch, losses, settings, write_recipe
+from tests.test_engine import folder_recipe, make_folder
+
+
+def names_agreed_on(store: Any, size: int) -> list[str]:
+    found: dict[int, str] = {}
+    processes = [
+        threading.Thread(target=lambda rank=rank: found.update({rank: agree_on_name(store, rank, size)}))
+        for rank in reversed(range(size))  # the first process comes last: the others meet what the dead left behind
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=20)
+    return [found[rank] for rank in range(size)]
+
+
+def test_every_attempt_has_a_name_of_its_own() -> None:
+    store = HashStore()
+    attempts = [names_agreed_on(store, size) for size in (3, 3, 2)]
+    assert [len(set(names)) for names in attempts] == [1, 1, 1]
+    assert len({names[0] for names in attempts}) == 3
+
+
+def test_an_attempt_that_died_half_way_is_not_joined() -> None:
+    store = HashStore()
+    store.set("tailprop/name", "dead")  # its first process called, and died before it began
+    assert set(names_agreed_on(store, 2)) != {"dead"}
+    store.set("tailprop/dead/begin", "somebody")  # another began, and died later
+    store.set("tailprop/name", "dead")
+    assert set(names_agreed_on(store, 2)) != {"dead"}
+
+
+def test_only_its_own_launch_goes_on_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "monday")
+    assert tailprop_cli.main(command) == 0
+    assert tailprop_cli.main([*command, "--run.overwrite"]) == 0  # a restart: it must not begin again
+    assert "from step 11 on" in capsys.readouterr().out
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tuesday")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert tailprop_cli.main(command) == 2
+    assert "holds a run" in capsys.readouterr().err
+
+
+def test_a_failure_in_one_process_is_a_line_in_each(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "pictures")
+    (root / "train" / "red" / "3.jpg").write_bytes(b"not a picture")
+    done = launch(folder_recipe(tmp_path, root), processes=2)
+    assert done.returncode != 0
+    ours = [line for line in done.stderr.splitlines() if "tailprop: " in line]
+    assert any("train/red/3.jpg: not a picture" in line for line in ours), done.stderr
+    assert str(Path(tailprop_cli.__file__)) not in done.stderr  # torchrun prints a traceback of its own, not one of ours
+
+
+def trained(tmp_path: Path, name: str, *extra: str, **changes: dict[str, Any]) -> dict[str, Tensor]:
+    recipe = write_recipe(tmp_path / f"{name}.yaml", optim={"epochs": 1, "batch": 200}, **changes)
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / name), *extra]) == 0
+    return torch.load(tmp_path / name / "last.pt", weights_only=True)["model"]
+
+
+def test_switches_of_memory_and_speed_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = trained(tmp_path, "plain")
+    saved = trained(tmp_path, "saved", "--run.grad-checkpointing", "--run.check-gradients")
+    assert all(torch.equal(saved[name], value) for name, value in plain.items())
+    whole = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: whole(self, backend="eager"))  # C++ code would take a minute
+    straight: dict[str, Any] = {"drop_path": 0.0}  # a captured graph draws its dropped branches otherwise
+    trained(tmp_path, "eager", model=straight)
+    trained(tmp_path, "compiled", "--run.compile", model=straight)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), abs=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_reduced_precision_follows_fp32(precision: str, tmp_path: Path) -> None:
+    trained(tmp_path, "fp32")
+    trained(tmp_path, precision, "--run.precision", precision)
+    assert losses(tmp_path / precision) == pytest.approx(losses(tmp_path / "fp32"), abs=0.02)
+    scale = torch.load(tmp_path / precision / "last.pt", weights_only=True)["scaler"].get("scale")
+    assert scale == (2.0**16 if precision == "fp16" else None)
+
+
+def test_fp16_that_always_overflows_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Classification, "loss", infinite_gradient)
+    recipe = write_recipe(tmp_path / "r.yaml", optim={"epochs": 3}, run={"precision": "fp16"})
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 2
+    assert "gradients overflow FP16" in capsys.readouterr().err
+
+
+def infinite_gradient(task: Classification, model: nn.Module, batch: Any) -> Tensor:
+    """A fine loss whose gradient is infinite."""
+    return (0 * model(task.finish(batch.images, batch.seeds)).mean()).abs().sqrt()
+
+
+def test_the_papers_number_stands_beside_its_own_model_only() -> None:
+    def summary(name: str, classes: int) -> str:
+        values = settings(model={"name": name}, data={"num_classes": classes}) | {"paper_top1": {"tailprop_tiny": 82.9}}
+        task = Classification(build(ClassifyConfig, values), World(0, 1, torch.device("cpu")))
+        return task.summary({"top1": 50.0, "top5": 80.0})
+
+    assert summary("tailprop_tiny", 1000) == "top-1 50.00 (the paper, on ImageNet-1K: 82.9), top-5 80.00"
+    assert summary("tailprop_tiny", 10) == summary("tailprop_pico", 1000) == "top-1 50.00, top-5 80.00"
+
+
+def test_resume_needs_the_same_data_but_not_the_first_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = folder_recipe(tmp_path, make_folder(tmp_path / "pictures"))
+    assert tailprop_cli.main(args) == 0
+    first = tmp_path / "first.safetensors"
+    (tmp_path / "run" / "model.safetensors").rename(first)
+    tuned = [*args[:-1], str(tmp_path / "tuned"), "--model.init", str(first)]
+    assert tailprop_cli.main(tuned) == 0
+    first.unlink()
+    assert tailprop_cli.main([*tuned, "--run.resume"]) == 0
+    (tmp_path / "pictures" / "train" / "red" / "0.jpg").rename(tmp_path / "pictures" / "train" / "blue" / "new.jpg")
+    capsys.readouterr()
+    assert tailprop_cli.main([*tuned, "--run.resume"]) == 2
+    assert "the train data is not what" in capsys.readouterr().err
+
+
+def test_a_process_that_sees_another_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build(ClassifyConfig, settings(run={"out": str(tmp_path)}))
+    world = World(0, 1, torch.device("cpu"))
+    monkeypatch.setattr("tailprop.train.gather", lambda value: [value, 40] if isinstance(value, int) else [value])
+    trainer = Trainer(Classification(config, world), config.optim, config.run, {"data": {}, "run": {}}, world)
+    with pytest.raises(ValueError, match="a folder all nodes share"):
+        trainer.run()
+
+
+def test_what_is_left_of_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert tailprop_cli.main(command) == 0
+    for name in ("config.yaml", "last.pt", "best.pt"):
+        (tmp_path / "run" / name).unlink()
+    capsys.readouterr()
+    assert tailprop_cli.main(command) == 2
+    assert "holds a run" in capsys.readouterr().err
+    old = tmp_path / "run" / "old.png"
+    old.write_bytes(b"")
+    assert tailprop_cli.main([*command, "--run.overwrite"]) == 0
+    assert not old.exists()
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["processes"] == 1
