@@ -24,6 +24,7 @@ from tailprop.data.loading import EvalOrder, Key, TrainOrder, mix, seeded
 from tailprop.data.sources import Folder, Parquet, split_hash
 from tailprop.distributed import World
 from tailprop.evaluate import evaluate_classifier
+from tailprop.load import load_classifier
 from tests.runs import launch, write_recipe
 
 CPU = torch.device("cpu")
@@ -79,7 +80,16 @@ def test_own_pictures_from_a_checkpoint_with_another_class_count(tmp_path: Path,
     assert tailprop_cli.main(args) == 0
     run = tmp_path / "run"
     names = {path.name for path in run.iterdir()}
-    wanted = {"config.yaml", "manifest.json", "metrics.jsonl", "last.pt", "best.pt", "model.safetensors", "learning.png"}
+    wanted = {
+        "config.yaml",
+        "manifest.json",
+        "metrics.jsonl",
+        "last.pt",
+        "best.pt",
+        "model.safetensors",
+        "learning.png",
+        "history.csv",
+    }
     assert wanted <= names
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["examples"] == {"train": 16, "validation": 16}
@@ -149,6 +159,46 @@ def test_a_folder_without_a_split_holds_out_the_same_share_always(tmp_path: Path
     assert split_hash(train) == split_hash(Folder(tmp_path, "train")) != split_hash(held_out)
     (tmp_path / "a" / "new.png").touch()
     assert set(held_out.paths) - {tmp_path / "a" / "new.png"} <= set(Folder(tmp_path, "validation").paths)
+
+
+def test_folders_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    """A class may be called train; hidden folders are no classes; a folder with validation pictures alone can be measured."""
+    for name in ("train", "car", ".ipynb_checkpoints"):
+        (tmp_path / "vehicles" / name).mkdir(parents=True)
+        (tmp_path / "vehicles" / name / "1.jpg").write_bytes(jpeg(9))
+    vehicles = Folder(tmp_path / "vehicles", "validation", held_out=1.0)
+    assert (vehicles.classes, vehicles.share, len(vehicles.labels)) == (("car", "train"), 1.0, 2)
+    only = Folder(make_folder(tmp_path / "only", count=2, splits=("val",)), "validation")
+    assert (only.classes, only.share, len(only.labels)) == (("blue", "red"), None, 4)
+    (make_folder(tmp_path / "hidden", count=1) / "val" / ".ipynb_checkpoints").mkdir()
+    assert Folder(tmp_path / "hidden", "validation").classes == ("blue", "red")
+
+
+def test_eval_measures_all_of_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one_tree = make_folder(tmp_path / "pictures") / "train"
+    assert tailprop_cli.main(folder_recipe(tmp_path, one_tree, held_out=0.5)) == 0
+    out, command = tmp_path / "e.json", ["eval", str(tmp_path / "run"), "--out", str(tmp_path / "e.json")]
+    assert tailprop_cli.main(command) == 0
+    held_out = json.loads(out.read_text())["count"]
+    assert 0 < held_out < 16
+    assert "the 50% that training holds out were measured" in capsys.readouterr().out
+    other = make_folder(tmp_path / "other", count=3, splits=("all",)) / "all"
+    assert tailprop_cli.main([*command, "--data.root", str(other)]) == 0
+    assert json.loads(out.read_text())["count"] == 6
+    assert "all of it was measured" in capsys.readouterr().out
+
+
+def test_a_foreign_model_keeps_its_own_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, name = timm.create_model, "vit_tiny_patch16_224"  # normalised with 0.5, not as ours
+
+    def without_download(name: str, pretrained: bool = False, **_: object) -> torch.nn.Module:
+        assert pretrained
+        return create(name)
+
+    monkeypatch.setattr(timm, "create_model", without_download)
+    classifier = load_classifier(name)
+    gray = classifier.transform()(Image.new("RGB", (300, 240), (255, 255, 255)))
+    torch.testing.assert_close(gray, torch.ones(3, 224, 224))
 
 
 def test_failures_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

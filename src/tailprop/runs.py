@@ -3,16 +3,18 @@
 config.yaml        every setting, resolved
 manifest.json      command, versions, hardware, commit, hashes of settings and data, parameters, multiply-adds
 metrics.jsonl      a line every few steps and after every epoch
+history.csv        the epochs of a finished run as a table
 last.pt, best.pt   checkpoints
 model.safetensors  the best weights
 tensorboard/       events
 launch.txt         under torchrun, the name of the launch: its restarts go on by themselves
 """
 
+import csv
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ class RunFolder:
         self.path = path
         self.config, self.manifest, self.metrics = path / "config.yaml", path / "manifest.json", path / "metrics.jsonl"
         self.last, self.best, self.weights = path / "last.pt", path / "best.pt", path / "model.safetensors"
-        self.tensorboard, self.launch = path / "tensorboard", path / "launch.txt"
+        self.tensorboard, self.launch, self.history = path / "tensorboard", path / "launch.txt", path / "history.csv"
 
     def open(self, settings: dict[str, Any], resume: bool, overwrite: bool, launch: str = "") -> None:
         """Make the folder ready, or refuse it: another run is never overwritten by accident."""
@@ -65,6 +67,18 @@ class RunFolder:
         with self.metrics.open("a") as file:
             file.write(json.dumps({**row, "time": round(time.time(), 1)}) + "\n")
 
+    def write_history(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """The epochs as a table, a column for each number there is."""
+        names = list(dict.fromkeys(name for row in rows for name in row))
+
+        def write(part: Path) -> None:
+            with part.open("w", newline="") as file:
+                table = csv.DictWriter(file, names, lineterminator="\n")
+                table.writeheader()
+                table.writerows({name: _short(value) for name, value in row.items()} for row in rows)
+
+        checkpoint.write_atomically(self.history, write)
+
     def rewind(self, step: int) -> None:
         """Forget what was logged after the checkpoint that is resumed: it will be logged again."""
         if not self.metrics.exists():
@@ -73,7 +87,7 @@ class RunFolder:
         checkpoint.write_atomically(self.metrics, lambda part: part.write_text("".join(f"{line}\n" for line in kept)))
 
     def _remove(self) -> None:
-        files = (self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.launch)
+        files = (self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.launch, self.history)
         for path in (*files, *self.path.glob("*.png")):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.tensorboard, ignore_errors=True)
@@ -126,6 +140,10 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             rows.append((f"{prefix}{name}", repr(value)))
     return rows
+
+
+def _short(value: float) -> str:
+    return f"{value:.6g}"
 
 
 def _step_of(line: str) -> int:

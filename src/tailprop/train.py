@@ -108,6 +108,8 @@ class Trainer:
         ):
             while self.at.epoch < self.optim.epochs:
                 self._epoch()
+        if self.world.is_first:
+            self.folder.write_history(self.at.history)
         return self.at.history
 
     def _open_folder(self) -> None:
