@@ -11,7 +11,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import nn
 
 from tailprop.checks import check_at_least, check_model
 from tailprop.config import build, find_recipe, read_recipe
@@ -28,6 +29,10 @@ from tailprop.distributed import World
 from tailprop.optim import build_optimizer
 from tailprop.provenance import provenance
 from tailprop.tasks.classify import Classification, ClassifyConfig
+
+# Steps before a round is timed: batches the loader made ready during the round before must not count as made for nothing, nor
+# may it still be making them while the other kind is timed.
+_SETTLE = 3
 
 
 @dataclass(frozen=True)
@@ -86,14 +91,19 @@ def measure(options: LoaderBench, root: Path) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for index in track(range(options.rounds + 1), description="rounds", transient=True):
         for kind, batches in kinds.items():
+            _train(task, model, optimizer, itertools.islice(batches, _SETTLE))
             began = time.perf_counter()
-            for batch in itertools.islice(batches, options.steps):
-                optimizer.zero_grad(set_to_none=True)
-                task.loss(model, batch).backward()
-                optimizer.step()
+            _train(task, model, optimizer, itertools.islice(batches, options.steps))
             if index > 0:
                 rates[kind].append(options.steps * options.batch / (time.perf_counter() - began))
     return rates
+
+
+def _train(task: Classification, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
+    for batch in batches:
+        optimizer.zero_grad(set_to_none=True)
+        task.loss(model, batch).backward()
+        optimizer.step()
 
 
 def _endless(task: Classification) -> Iterator[Batch]:
