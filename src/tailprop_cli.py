@@ -35,8 +35,8 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _call(name: str, args: list[str]) -> int:
-    # Waiting CPU threads spin for milliseconds before they sleep, on cores that loader processes could use; set before torch is
-    # imported. Training from JPEG files gained 9 % on two cores, and from memory lost nothing (docs/training.md).
+    # Waiting CPU threads spin for milliseconds before they sleep, on cores that loader processes could use (`tailprop loader`
+    # shows what that costs). It is read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     import tyro
 

@@ -5,13 +5,14 @@ index). So a run that stops in the middle of an epoch goes on with exactly the b
 number of workers nor, for the same global batch, the number of processes changes what is learned from.
 """
 
+import os
 import random
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -135,14 +136,18 @@ def make_loader(
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # its own, or starting an epoch would draw from the generator of the weights
-        worker_init_fn=_begin_worker,
+        worker_init_fn=partial(_begin_worker, polite=device.type == "cpu"),
         # forked workers share the sources' memory; anything else would pickle them
         multiprocessing_context="fork" if workers > 0 and sys.platform == "linux" else None,
     )
 
 
-def _begin_worker(worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number
+def _begin_worker(worker: int, polite: bool) -> None:  # noqa: ARG001 - torch passes the worker's number
     torch.set_num_threads(1)
+    if polite and hasattr(os, "nice"):
+        # Threads that share a matrix product wait for the slowest: a worker that pushes one aside stalls them all. It finds
+        # time enough where only one of them has something to do.
+        os.nice(10)
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to the whole group: the main process saves, then ends us
         signal.signal(number, signal.SIG_IGN)
 
