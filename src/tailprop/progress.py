@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 import torch
+from rich import get_console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tailprop.distributed import World
@@ -19,15 +20,17 @@ class Bar:
 
     def __init__(self, total: int, done: int, images_per_step: int, world: World) -> None:
         self.world, self.images = world, images_per_step
+        console = get_console()
         columns = (
             "{task.description}",
-            BarColumn(12),
+            BarColumn(20 if console.width >= 100 else 5),  # 80 columns hold everything else
             "{task.percentage:>3.0f} %",
             TimeElapsedColumn(),
             "left",
             TimeRemainingColumn(),
         )
-        self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), disable=not world.is_first)
+        note = TextColumn("{task.fields[note]}")
+        self.progress = Progress(*columns, note, console=console, disable=not world.is_first)
         self.task = self.progress.add_task("training", total=total, completed=done, note="")
         self.done = done
         self.rate = 0.0  # images per second, smoothed
@@ -48,7 +51,7 @@ class Bar:
         self.done = done
         self.rate = rate if self.rate == 0 else 0.9 * self.rate + 0.1 * rate
         self.last, self.memory = now, _memory_gb(self.world.device)
-        note = f"loss {loss:.3f}, lr {lr:.2g}, {self.rate:.0f} img/s, {self.memory:.1f} GB"
+        note = f"loss {loss:.3f} lr {lr:.2g} {self.rate:.0f} img/s {self.memory:.1f} GB"
         self.progress.update(self.task, completed=done, description=where, note=note)
 
     def say(self, row: dict[str, float], broken: int) -> None:
