@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -72,6 +73,7 @@ def load_classifier(where: str, model_name: str | None = None, size_px: int | No
         model.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit {model_config.name}: {str(error).splitlines()[1].strip()}") from None
+    model.to(memory_format=torch.channels_last)  # as in training: another layout rounds differently
     names = _class_names(weights, model)
     paper = paper if len(names) == 1000 else None
     return Classifier(model.eval(), model_config.name, names, model_config.in_chans, data, augment, paper)
