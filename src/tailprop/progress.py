@@ -58,7 +58,7 @@ class Bar:
         """A line for the epoch."""
         if not self.world.is_first:
             return
-        metrics = ", ".join(f"{name} {row[name]:.2f}" for name in row if name not in _SAID)
+        metrics = ", ".join(f"{name} {row[name]:.2f}" for name in _spoken(row))
         lost = f", {broken} broken pictures left out" if broken else ""
         self.progress.console.print(
             f"epoch {row['epoch']:>3.0f}  loss {row['loss']:.4f}  {metrics}  "
@@ -66,6 +66,12 @@ class Bar:
             soft_wrap=True,
         )
         self.last = time.perf_counter()
+
+
+def _spoken(row: dict[str, float]) -> list[str]:
+    """The metrics for a person: of many, those that are not broken down further; metrics.jsonl has them all."""
+    names = [name for name in row if name not in _SAID]
+    return names if len(names) <= 8 else [name for name in names if name.endswith(("ap", "ap50", "ap75"))]
 
 
 _SAID = ("epoch", "loss", "lr", "minutes", "cpu_minutes", "img_per_s")

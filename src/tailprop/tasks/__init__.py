@@ -8,6 +8,7 @@ __all__ = ["TASKS", "find_task"]
 # task of a recipe: (module, dataclass of its settings, its class)
 TASKS: Final = {
     "classify": ("tailprop.tasks.classify", "ClassifyConfig", "Classification"),
+    "detect": ("tailprop.tasks.detect", "DetectConfig", "Detection"),
 }
 
 

@@ -1,0 +1,136 @@
+"""Generated scenes on disk, in the formats of the real datasets, so that tests and demos go through the real loaders.
+
+coco     train2017/, val2017/ and annotations/instances_{train,val}2017.json, masks as run lengths (exact, with holes)
+ade20k   images/{training,validation}/*.jpg, annotations/{training,validation}/*.png and objectInfo150.txt
+parquet  train-*.parquet and validation-*.parquet, labelled with the shape of which most is visible
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from PIL import Image
+
+from tailprop.data.synthetic import SHAPES, Scene, SceneConfig, make_scene
+
+__all__ = ["FORMATS", "encode_mask", "ensure_coco", "write_ade20k", "write_coco", "write_parquet", "write_scenes"]
+
+FORMATS: Final = ("coco", "ade20k", "parquet")
+SHARD: Final = 1000  # pictures in a parquet shard
+QUALITY: Final = 92  # of the JPEGs
+
+
+def write_scenes(out: Path, style: Literal["coco", "ade20k", "parquet"], config: SceneConfig, train: int, val: int) -> None:
+    """Write `train` scenes and the `val` scenes after them."""
+    config.check()
+    {"coco": write_coco, "ade20k": write_ade20k, "parquet": write_parquet}[style](out, config, train, val)
+
+
+def _scenes(config: SceneConfig, first: int, count: int) -> Iterator[tuple[int, Scene]]:
+    return ((index, make_scene(config, index)) for index in range(first, first + count))
+
+
+def write_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
+    for split, first, count in (("train2017", 0, train), ("val2017", train, val)):
+        (out / split).mkdir(parents=True, exist_ok=True)
+        content = _coco_split(out / split, config, first, count)
+        (out / "annotations").mkdir(exist_ok=True)
+        (out / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+
+
+def ensure_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
+    """Write the scenes unless they are there; other ones in their place are refused."""
+    note, wanted = out / "scenes.json", dict(asdict(config), train=train, val=val)
+    if note.is_file():
+        if json.loads(note.read_text()) != json.loads(json.dumps(wanted)):
+            raise ValueError(f"{out} holds scenes made with other settings; remove it or change --data.root")
+        return
+    print(f"generating {train + val} scenes in {out}", flush=True)
+    write_coco(out, config, train, val)
+    note.write_text(json.dumps(wanted))  # last: with it there, the folder is whole
+
+
+def _coco_split(folder: Path, config: SceneConfig, first: int, count: int) -> dict[str, Any]:
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for index, scene in _scenes(config, first, count):
+        name, image_id = f"{index + 1:012d}.jpg", index + 1
+        Image.fromarray(scene.image).save(folder / name, quality=QUALITY)
+        images.append(dict(id=image_id, file_name=name, width=config.size_px, height=config.size_px))
+        for instance in scene.instances:
+            y, x = instance.mask.nonzero()
+            box = [int(x.min()), int(y.min()), int(np.ptp(x)) + 1, int(np.ptp(y)) + 1]
+            annotations.append(
+                dict(
+                    id=len(annotations) + 1,
+                    image_id=image_id,
+                    category_id=instance.label + 1,
+                    segmentation=encode_mask(instance.mask),
+                    area=int(instance.mask.sum()),
+                    bbox=box,
+                    iscrowd=int(instance.is_crowd),
+                )
+            )
+    categories = [dict(id=i, name=name, supercategory="shape") for i, name in enumerate(SHAPES, start=1)]
+    return dict(
+        info=dict(description=f"generated scenes {config}"), images=images, annotations=annotations, categories=categories
+    )
+
+
+def encode_mask(mask: Any) -> dict[str, Any]:
+    """A mask as COCO's compressed run lengths, with the counts as text so that json takes them."""
+    from pycocotools import mask as coco_mask
+
+    runs = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return dict(size=[int(side) for side in runs["size"]], counts=runs["counts"].decode("ascii"))
+
+
+def write_ade20k(out: Path, config: SceneConfig, train: int, val: int) -> None:
+    pixels = np.zeros(len(SHAPES) + 2, dtype=np.int64)
+    seen = {split: np.zeros_like(pixels) for split in ("training", "validation")}
+    for split, short, first, count in (("training", "train", 0, train), ("validation", "val", train, val)):
+        for kind in ("images", "annotations"):
+            (out / kind / split).mkdir(parents=True, exist_ok=True)
+        for number, (_, scene) in enumerate(_scenes(config, first, count), start=1):
+            name, labels = f"ADE_{short}_{number:08d}", scene.labels()
+            Image.fromarray(scene.image).save(out / "images" / split / f"{name}.jpg", quality=QUALITY)
+            Image.fromarray(labels).save(out / "annotations" / split / f"{name}.png")
+            counts = np.bincount(labels.ravel(), minlength=len(pixels))
+            pixels += counts
+            seen[split] += counts > 0
+    rows = ["Idx\tRatio\tTrain\tVal\tStuff\tName"]
+    for index, name in enumerate(("ground", *SHAPES), start=1):
+        share = pixels[index] / max(1, pixels.sum())
+        rows.append(f"{index}\t{share:.4f}\t{seen['training'][index]}\t{seen['validation'][index]}\t{int(index == 1)}\t{name}")
+    (out / "objectInfo150.txt").write_text("\n".join(rows) + "\n")
+
+
+def write_parquet(out: Path, config: SceneConfig, train: int, val: int) -> None:
+    import datasets
+
+    out.mkdir(parents=True, exist_ok=True)
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=list(SHAPES)))
+    for split, first, count in (("train", 0, train), ("validation", train, val)):
+        shards = max(1, -(-count // SHARD))
+        for shard in range(shards):
+            begin, end = first + count * shard // shards, first + count * (shard + 1) // shards
+            scenes = [scene for _, scene in _scenes(config, begin, end - begin)]
+            rows = [dict(image=dict(bytes=_jpeg(scene), path=None), label=_main_label(scene)) for scene in scenes]
+            data = datasets.Dataset.from_list(rows, features=features)
+            data.to_parquet(out / f"{split}-{shard:05d}-of-{shards:05d}.parquet")
+
+
+def _jpeg(scene: Scene) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(scene.image).save(buffer, "JPEG", quality=QUALITY)
+    return buffer.getvalue()
+
+
+def _main_label(scene: Scene) -> int:
+    if not scene.instances:
+        raise ValueError("a scene without shapes has no label; parquet needs scenes.objects of at least 1")
+    return max(scene.instances, key=lambda i: (not i.is_crowd, i.mask.sum())).label

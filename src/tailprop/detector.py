@@ -1,0 +1,186 @@
+"""Mask R-CNN with a feature pyramid over any backbone timm knows: torchvision's detector, our stages.
+
+Shapes: B batch, H height, W width of the padded pictures, C channels. Each stage's output is normalised before the pyramid, as
+in the detectors of Swin, ConvNeXt and vHeat.
+"""
+
+import copy
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+import timm
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+import tailprop.backbone  # noqa: F401 - registers the models
+from tailprop.checks import check_at_least, check_between
+from tailprop.config import ModelConfig
+from tailprop.tasks.classify import weights_file
+from tailprop.warmstart import WarmStartReport, read_state_dict, warm_start
+
+__all__ = ["Detector", "DetectorConfig", "Pyramid", "create_detector", "detector_macs"]
+
+LEVELS: Final = ("0", "1", "2", "3")  # 1/4, 1/8, 1/16, 1/32; torchvision adds a pooled 1/64 for proposals
+COUNTED_BOXES, COUNTED_MASKS = 1000, 100  # regions whose heads count as multiply-adds, as in mmdetection's get_flops
+
+
+@dataclass(frozen=True)
+class DetectorConfig:
+    """The parts of Mask R-CNN behind the backbone; as given they are those of the literature."""
+
+    channels: int = 256
+    """Width of the pyramid and of its heads' convolutions."""
+    box_width: int = 1024
+    """Width of the two linear layers that look at a region."""
+    mask_layers: int = 4
+    """Convolutions before a mask is predicted."""
+    anchor_px: tuple[int, ...] = (32, 64, 128, 256, 512)
+    """Side of the anchors at each level, finest first."""
+    candidates: int = 2000
+    """Anchors of each level that compete to be proposals in training, half as many otherwise."""
+    proposals: int = 1000
+    """Proposals for a picture."""
+    rpn_samples: int = 256
+    """Anchors of a picture that the proposal loss looks at."""
+    box_samples: int = 512
+    """Proposals of a picture that the losses of boxes, classes and masks look at."""
+    detections: int = 100
+    """Most objects found in a picture."""
+    score: float = 0.05
+    """Least score of an object."""
+    nms: float = 0.5
+    """Overlap from which the weaker of two boxes of a class is dropped."""
+
+    def check(self) -> None:
+        for name in ("channels", "box_width", "mask_layers", "candidates", "proposals", "rpn_samples", "detections"):
+            check_at_least(f"detector.{name}", getattr(self, name), 1)
+        check_at_least("detector.box_samples", self.box_samples, 4)  # a quarter of them shows objects
+        if len(self.anchor_px) != len(LEVELS) + 1 or min(self.anchor_px) < 1:
+            raise ValueError(f"detector.anchor_px needs {len(LEVELS) + 1} sides, one for each level, got {self.anchor_px}")
+        check_between("detector.score", self.score, 0, 1)
+        check_between("detector.nms", self.nms, 0, 1)
+
+
+class Pyramid(nn.Module):
+    """A backbone's four stages, a norm on each, and a feature pyramid: (B, 3, H, W) -> five maps of one width."""
+
+    def __init__(self, body: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.body = body
+        widths: list[int] = body.feature_info.channels()  # type: ignore[operator, union-attr]
+        self.norms = nn.ModuleList(LayerNorm2d(width) for width in widths)
+        self.fpn = FeaturePyramidNetwork(widths, channels, extra_blocks=LastLevelMaxPool())
+        self.out_channels = channels
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        stages = self.body(x)  # 1/4, 1/8, 1/16, 1/32
+        return self.fpn(OrderedDict((level, norm(f)) for level, norm, f in zip(LEVELS, self.norms, stages, strict=True)))
+
+
+class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
+    """torchvision's Mask R-CNN. In training it takes pictures as they come, in evaluation it resizes them itself.
+
+    Args:
+        body: A backbone made with timm's `features_only`, four stages.
+        num_classes: Classes of objects, the background not among them.
+        short_px: Shorter side of the pictures in evaluation.
+        long_px: Their longer side at most.
+    """
+
+    def __init__(self, body: nn.Module, num_classes: int, short_px: int, long_px: int, config: DetectorConfig) -> None:
+        c, outputs = config.channels, num_classes + 1  # class 0 is the background
+        super().__init__(
+            Pyramid(body, c),
+            min_size=short_px,
+            max_size=long_px,
+            image_mean=IMAGENET_DEFAULT_MEAN,
+            image_std=IMAGENET_DEFAULT_STD,
+            rpn_anchor_generator=AnchorGenerator(tuple((px,) for px in config.anchor_px), ((0.5, 1.0, 2.0),) * 5),
+            rpn_pre_nms_top_n_train=config.candidates,
+            rpn_pre_nms_top_n_test=max(1, config.candidates // 2),
+            rpn_post_nms_top_n_train=config.proposals,
+            rpn_post_nms_top_n_test=config.proposals,
+            rpn_batch_size_per_image=config.rpn_samples,
+            box_roi_pool=MultiScaleRoIAlign(list(LEVELS), 7, 2),
+            box_head=TwoMLPHead(c * 7 * 7, config.box_width),
+            box_predictor=FastRCNNPredictor(config.box_width, outputs),
+            box_score_thresh=config.score,
+            box_nms_thresh=config.nms,
+            box_detections_per_img=config.detections,
+            box_batch_size_per_image=config.box_samples,
+            mask_roi_pool=MultiScaleRoIAlign(list(LEVELS), 14, 2),
+            mask_head=MaskRCNNHeads(c, (c,) * config.mask_layers, 1),
+            mask_predictor=MaskRCNNPredictor(c, c, outputs),
+            _skip_resize=True,
+        )
+        self.num_classes = num_classes
+
+    @property
+    def body(self) -> nn.Module:
+        return self.backbone.body.model
+
+    def no_weight_decay(self) -> set[str]:
+        """What the backbone excepts, under the names it has here."""
+        spared: set[str] = getattr(self.body, "no_weight_decay", set)()
+        return {f"backbone.body.model.{name}" for name in spared}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.body.set_grad_checkpointing(enable)  # type: ignore[operator]
+
+
+def create_detector(
+    model: ModelConfig, num_classes: int, short_px: int, long_px: int, config: DetectorConfig
+) -> tuple[Detector, WarmStartReport | None]:
+    """The detector, its backbone from scratch or from a classifier's checkpoint."""
+    detector = Detector(_create_body(model), num_classes, short_px, long_px, config)
+    if model.init is None:
+        return detector, None
+    state = read_state_dict(weights_file(model.init))
+    whole = any(name.startswith("roi_heads.") for name in state)  # a detector's checkpoint: heads too, where they fit
+    return detector, warm_start(detector if whole else detector.body, state)
+
+
+def _create_body(model: ModelConfig) -> nn.Module:
+    settings: dict[str, Any] = dict(model.args)
+    if model.drop_path is not None:
+        settings["drop_path_rate"] = model.drop_path
+    if timm.get_pretrained_cfg_value(model.name, "fixed_input_size"):
+        settings.setdefault("strict_img_size", False)  # Swin and its kin refuse other sizes unless told
+    try:
+        body = timm.create_model(model.name, features_only=True, feature_cls="getter", in_chans=model.in_chans, **settings)
+    except (TypeError, RuntimeError, AssertionError, AttributeError) as error:
+        raise ValueError(f"{model.name} cannot be the backbone of a detector: {str(error).splitlines()[0]}") from None
+    if body.feature_info.reduction() != [4, 8, 16, 32]:
+        raise ValueError(
+            f"{model.name} has stages at 1/{body.feature_info.reduction()} of the picture; the pyramid wants 4, 8, 16, 32"
+        )
+    if hasattr(body.model, "head"):
+        body.model.head = (
+            nn.Identity()
+        )  # some keep a norm there that no gradient reaches, and distributed training waits for it
+    return body
+
+
+def detector_macs(detector: Detector, height: int = 800, width: int = 1280) -> int:
+    """Multiply-adds for one picture of this size, with 1000 proposals and 100 masks; nothing is computed.
+
+    Counted are matrix products and convolutions of backbone, pyramid, proposals and heads, as mmdetection's get_flops does.
+    """
+    shape = copy.deepcopy(detector).to("meta").eval()
+    c, heads = shape.backbone.out_channels, shape.roi_heads
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        maps = shape.backbone(torch.empty(1, 3, height, width, device="meta"))
+        shape.rpn.head(list(maps.values()))
+        heads.box_predictor(heads.box_head(torch.empty(COUNTED_BOXES, c, 7, 7, device="meta")))
+        heads.mask_predictor(heads.mask_head(torch.empty(COUNTED_MASKS, c, 14, 14, device="meta")))
+    return counter.get_total_flops() // 2

@@ -1,0 +1,212 @@
+"""Detection and instance segmentation: settings, model, batches, losses and COCO's numbers."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from tailprop.checkpoint import write_atomically
+from tailprop.checks import check_model
+from tailprop.coco_scores import score_results, to_results
+from tailprop.config import ModelConfig, OptimConfig, RunConfig
+from tailprop.cost import count_parameters
+from tailprop.data.coco import CocoImage, CocoSet
+from tailprop.data.detect import (
+    Augment,
+    DetectAugmentConfig,
+    DetectBatch,
+    DetectDataConfig,
+    GroupedOrder,
+    Objects,
+    collate,
+    open_coco,
+)
+from tailprop.data.loading import Broken, EvalOrder, make_loader, to_device
+from tailprop.detector import Detector, DetectorConfig, create_detector, detector_macs
+from tailprop.distributed import World, gather
+from tailprop.figures import draw_learning
+
+__all__ = ["DetectConfig", "Detection", "detect_all"]
+
+
+@dataclass(frozen=True)
+class DetectConfig:
+    """Train Mask R-CNN."""
+
+    task: Literal["detect"] = "detect"
+    """What is trained."""
+    paper_ap: tuple[float, float] | None = None
+    """The paper's box and mask AP for this recipe, to stand beside ours."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    detector: DetectorConfig = field(default_factory=DetectorConfig)
+    data: DetectDataConfig = field(default_factory=DetectDataConfig)
+    augment: DetectAugmentConfig = field(default_factory=DetectAugmentConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def check(self) -> None:
+        check_model(self.model.name)
+        if self.model.in_chans != 3:
+            raise ValueError(f"a detector takes pictures of 3 channels, model.in_chans is {self.model.in_chans}")
+        for section in (self.detector, self.data, self.augment, self.optim, self.run):
+            section.check()
+
+
+class Detection:
+    """The task, for one process."""
+
+    metric = "box_ap"
+
+    def __init__(self, config: DetectConfig, world: World) -> None:
+        self.config, self.world = config, world
+        data, optim = config.data, config.optim
+        self.broken: dict[str, str] = {}
+        train, validation = open_coco(data, "train", world), open_coco(data, "validation", world)
+        check_categories(train, validation)
+        for part in (train, validation):
+            self._note(part.broken, len(part.broken))
+        images = self._to_learn_from(train)
+        if data.validate_on_train:
+            validation = CocoSet(train.name, images, train.categories)
+        self.sets = {"train": CocoSet(train.name, images, train.categories), "validation": validation}
+        self.classes, self.category_ids = train.classes, train.category_ids
+        self.order = GroupedOrder(
+            [image.width >= image.height for image in images],
+            optim.batch,
+            config.run.seed,
+            world,
+            accumulate=optim.accumulate,
+            epochs=optim.epochs,
+            epoch_steps=optim.epoch_steps,
+        )
+        pictures = Objects(images, self.category_ids, Augment(config.augment, data.long_px))
+        self.train_loader = make_loader(pictures, self.order, collate, data.workers, world.device)
+        self.eval_loader = eval_loader(validation.images, self.category_ids, data.workers, world)
+        self.scores: dict[str, float] = {}
+
+    def _to_learn_from(self, train: CocoSet) -> list[CocoImage]:
+        images = train.images if self.config.data.keep_empty else [image for image in train.images if image.targets]
+        empty = len(train.images) - len(images)
+        if empty and self.world.is_first:
+            print(f"{empty} of {len(train.images)} training pictures show no object and are left out (--data.keep-empty)")
+        if not images:
+            raise ValueError(f"no picture of {train.name} shows an object that can be learned")
+        return images[: self.config.data.limit]
+
+    def build_model(self) -> nn.Module:
+        data = self.config.data
+        model, taken = create_detector(self.config.model, len(self.classes), data.short_px, data.long_px, self.config.detector)
+        if taken is not None and self.world.is_first:
+            print(taken)
+        return model
+
+    def batches(self, epoch: int, step: int) -> Iterable[DetectBatch]:
+        """The batches of this process in an epoch, from an optimizer step on."""
+        self.order.begin(epoch, step)
+        return self.train_loader
+
+    def loss(self, model: nn.Module, batch: DetectBatch) -> Tensor:
+        self._note(batch.broken)
+        if len(batch) < self.config.optim.batch:
+            raise ValueError(f"too many broken pictures in a row, the last {batch.broken[-1]}; mend or remove them")
+        images = [to_device(image, self.world.device).float() / 255 for image in batch.images]
+        targets = [{name: to_device(v, self.world.device) for name, v in target.items()} for target in batch.targets]
+        losses: dict[str, Tensor] = model(images, targets)
+        return torch.stack(list(losses.values())).sum()
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        validation = self.sets["validation"]
+        results, broken = detect_all(model, self.eval_loader, self.category_ids, self.world.device)
+        self._note(broken)
+        self.scores = score_over_processes(validation, results, broken, self.world)
+        if self.world.is_first:
+            path = self.config.run.out / "detections.json"
+            write_atomically(path, lambda part: part.write_text(json.dumps(results)))
+        return self.scores
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        """What the manifest says of this task."""
+        assert isinstance(model, Detector)
+        data = self.config.data
+        return {
+            "classes": len(self.classes),
+            "examples": {name: len(part.images) for name, part in self.sets.items()},
+            "split_hash": {name: part.fingerprint() for name, part in self.sets.items()},
+            "parameters": count_parameters(model),
+            "macs": detector_macs(model, data.short_px, min(data.long_px, round(data.short_px * 1.6))),
+        }
+
+    def metadata(self) -> dict[str, str]:
+        """What the exported weights say of themselves."""
+        return {
+            "task": "detect",
+            "architecture": self.config.model.name,
+            "classes": "\n".join(self.classes),
+            "category_ids": json.dumps(self.category_ids),
+        }
+
+    def draw(self, history: list[dict[str, float]], folder: Path) -> None:
+        draw_learning(history, folder / "learning.png", {"box_ap": "box AP, %", "mask_ap": "mask AP, %"})
+
+    def summary(self, best: dict[str, float]) -> str:
+        paper = "" if self.config.paper_ap is None else " (the paper: {:.1f}, {:.1f})".format(*self.config.paper_ap)
+        return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{paper}"
+
+    def _note(self, broken: Sequence[Broken], of: int = 0) -> None:
+        more = f" (and {of - 1} more)" if of > 1 else ""
+        for item in broken:
+            if self.config.data.on_broken == "stop":
+                raise ValueError(f"{item}{more}; mend or remove it, or train without it (--data.on-broken skip)")
+            if item.name not in self.broken and self.world.is_first:
+                print(f"left out, {item}", file=sys.stderr)
+            self.broken[item.name] = item.reason
+
+
+def check_categories(train: CocoSet, validation: CocoSet) -> None:
+    """Both files have to mean the same by a category's number."""
+    if train.categories != validation.categories:
+        different = sorted(set(train.categories.items()) ^ set(validation.categories.items()))
+        raise ValueError(
+            f"{train.name} and {validation.name} have different categories, for example {different[0][1]!r} with id "
+            f"{different[0][0]}; write them with one list"
+        )
+
+
+def eval_loader(images: Sequence[CocoImage], category_ids: Sequence[int], workers: int, world: World) -> DataLoader[Any]:
+    """Pictures one at a time: in a batch, padding would make a picture's result depend on its neighbours."""
+    return make_loader(Objects(images, category_ids), EvalOrder(len(images), 1, world), collate, workers, world.device)
+
+
+@torch.inference_mode()
+def detect_all(
+    model: nn.Module, batches: Iterable[DetectBatch], category_ids: Sequence[int], device: torch.device
+) -> tuple[list[dict[str, Any]], list[Broken]]:
+    """What is found in all pictures of all processes, in the order of the images' ids, and what could not be read."""
+    results: list[dict[str, Any]] = []
+    broken: list[Broken] = []
+    for batch in batches:
+        broken += batch.broken
+        for image, image_id in zip(batch.images, batch.ids, strict=True):
+            (found,) = model([to_device(image, device).float() / 255])
+            results += to_results(image_id, found, category_ids)
+    everything = [entry for share in gather(results) for entry in share]
+    everything.sort(key=lambda entry: entry["image_id"])  # stable: within an image they stay in order of score
+    return everything, [item for share in gather(broken) for item in share]
+
+
+def score_over_processes(
+    validation: CocoSet, results: Sequence[dict[str, Any]], broken: Sequence[Broken], world: World
+) -> dict[str, float]:
+    """The numbers, worked out by the first process for all; pictures that could not be read do not count."""
+    unread = {item.name for item in broken}
+    ids = {image.id for image in validation.images if str(image.path) not in unread}
+    if not ids:
+        raise ValueError("no picture could be evaluated")
+    scores = score_results(validation.ground_truth(ids), results) if world.is_first else None
+    return gather(scores)[0]
