@@ -1,6 +1,7 @@
 """Box and mask AP as COCO defines them: results in its format, and its twelve numbers for each."""
 
 import contextlib
+import copy
 import io
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -46,10 +47,10 @@ def score_results(
 
     scores: dict[str, float] = {}
     with contextlib.redirect_stdout(io.StringIO()):
-        known = COCO(truth)
+        known = COCO(copy.deepcopy(truth))  # it writes into what it is given
         for kind in kinds:
             if results:
-                evaluation = COCOeval_faster(known, known.loadRes(list(results)), KINDS[kind])
+                evaluation = COCOeval_faster(known, known.loadRes(copy.deepcopy(list(results))), KINDS[kind])
                 evaluation.run()
                 numbers = np.asarray(evaluation.stats[:12], dtype=float)
             else:
