@@ -12,13 +12,18 @@ COMMANDS = {
     "eval": ("tailprop.commands.eval", "Eval", "measure a checkpoint: top-1 and top-5 on any data"),
     "robustness": ("tailprop.commands.robustness", "Robustness", "ImageNet-Sketch, ImageNet-A and common corruptions"),
     "predict": ("tailprop.commands.predict", "Predict", "say what is in pictures: a table, CSV or JSON"),
+    "scenes": ("tailprop.commands.scenes", "Scenes", "write generated scenes of shapes as COCO, ADE20K or parquet"),
     "bench": ("tailprop.studies.bench", "Bench", "measure speed beside ConvNeXt, Swin and vHeat"),
     "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the loader keeps up with training"),
     "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on embedded digits and draw the operator"),
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare starting values of the propagation scales"),
 }
 # (name, task): the same for checkpoints of other tasks than classification, and for a task named after `bench`.
-TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {}
+TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {
+    ("eval", "detect"): ("tailprop.commands.eval_detect", "EvalDetect"),
+    ("predict", "detect"): ("tailprop.commands.predict_detect", "PredictDetect"),
+    ("bench", "detect"): ("tailprop.studies.bench_detect", "BenchDetect"),
+}
 
 
 def main(args: list[str] | None = None) -> int:

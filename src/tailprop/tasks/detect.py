@@ -16,7 +16,7 @@ from tailprop.checks import check_model
 from tailprop.coco_scores import score_results, to_results
 from tailprop.config import ModelConfig, OptimConfig, RunConfig
 from tailprop.cost import count_parameters
-from tailprop.data.coco import CocoImage, CocoSet
+from tailprop.data.coco import CocoImage, CocoSet, read_annotated
 from tailprop.data.detect import (
     Augment,
     DetectAugmentConfig,
@@ -30,8 +30,10 @@ from tailprop.data.detect import (
 from tailprop.data.loading import Broken, EvalOrder, make_loader, to_device
 from tailprop.detector import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.distributed import World, gather
+from tailprop.drawing import draw_objects, draw_page, objects_of
 from tailprop.figures import draw_learning
 
+PICTURES_DRAWN = 16  # of the validation set, when a run ends
 __all__ = ["DetectConfig", "Detection", "detect_all"]
 
 
@@ -88,7 +90,7 @@ class Detection:
         pictures = Objects(images, self.category_ids, Augment(config.augment, data.long_px))
         self.train_loader = make_loader(pictures, self.order, collate, data.workers, world.device)
         self.eval_loader = eval_loader(validation.images, self.category_ids, data.workers, world)
-        self.scores: dict[str, float] = {}
+        self.results: list[dict[str, Any]] = []
 
     def _to_learn_from(self, train: CocoSet) -> list[CocoImage]:
         images = train.images if self.config.data.keep_empty else [image for image in train.images if image.targets]
@@ -124,11 +126,12 @@ class Detection:
         validation = self.sets["validation"]
         results, broken = detect_all(model, self.eval_loader, self.category_ids, self.world.device)
         self._note(broken)
-        self.scores = score_over_processes(validation, results, broken, self.world)
+        scores = score_over_processes(validation, results, broken, self.world)
+        self.results = results
         if self.world.is_first:
             path = self.config.run.out / "detections.json"
             write_atomically(path, lambda part: part.write_text(json.dumps(results)))
-        return self.scores
+        return scores
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """What the manifest says of this task."""
@@ -153,6 +156,12 @@ class Detection:
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         draw_learning(history, folder / "learning.png", {"box_ap": "box AP, %", "mask_ap": "mask AP, %"})
+        validation, unread = self.sets["validation"], set(self.broken)
+        shown = [image for image in validation.images if str(image.path) not in unread][:PICTURES_DRAWN]
+        found = {image.id: [e for e in self.results if e["image_id"] == image.id] for image in shown}
+        objects = [objects_of(found[image.id], validation.categories) for image in shown]
+        pictures = [draw_objects(read_annotated(image), o) for image, o in zip(shown, objects, strict=True)]
+        draw_page(pictures, folder / "pictures.jpg")
 
     def summary(self, best: dict[str, float]) -> str:
         paper = "" if self.config.paper_ap is None else " (the paper: {:.1f}, {:.1f})".format(*self.config.paper_ap)

@@ -1,0 +1,123 @@
+"""`tailprop eval` for a detector: box and mask AP on its own data or on any in COCO's format."""
+
+import json
+import sys
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from tailprop.coco_scores import KINDS, METRICS
+from tailprop.data.coco import CocoSet
+from tailprop.data.detect import DetectDataConfig, open_coco
+from tailprop.distributed import join, leave
+from tailprop.load_detector import LoadedDetector, load_detector
+from tailprop.tasks.detect import detect_all, eval_loader, score_over_processes
+from tailprop.train import autocast
+
+__all__ = ["EvalDetect", "run"]
+
+
+@dataclass(frozen=True)
+class DetectDataChoice:
+    """Other data than the checkpoint was trained on; what is not given stays as in its run."""
+
+    root: Path | None = None
+    """Folder that everything below is in."""
+    val_images: str | None = None
+    """Folder of the pictures."""
+    val_json: str | None = None
+    """Their annotations."""
+    on_broken: Literal["skip", "stop"] | None = None
+    """A picture or an annotation that is damaged: skip and count it, or stop."""
+    workers: int | None = None
+    """Loader processes."""
+
+    def over(self, data: DetectDataConfig) -> DetectDataConfig:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        if "root" in given:
+            given["source"] = "coco"
+        return replace(data, **given)
+
+
+@dataclass(frozen=True)
+class EvalDetect:
+    """Measure a detector."""
+
+    checkpoint: tyro.conf.Positional[str]
+    """A run folder, or a file of weights in it."""
+    split: Literal["validation", "train"] = "validation"
+    """Which pictures."""
+    data: DetectDataChoice = field(default_factory=DetectDataChoice)
+    short_px: int | None = None
+    """Shorter side of the pictures; none = as in the run."""
+    long_px: int | None = None
+    """Longer side at most; none = in the run's proportion to short_px."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run."""
+    threads: int = 0
+    """CPU threads; 0 = PyTorch's choice."""
+    results: Path | None = None
+    """File for what is found, in COCO's results format."""
+    out: Path | None = None
+    """JSON file for the numbers."""
+
+
+def run(options: EvalDetect) -> None:
+    world = join(options.device, options.threads)
+    try:
+        detector = load_detector(options.checkpoint, options.short_px, options.long_px)
+        data = options.data.over(detector.config.data)
+        data.check()
+        part = open_coco(data, options.split, world)
+        ids = align_categories(part, detector)
+        model = detector.model.to(world.device)
+        with autocast(world.device, options.precision):
+            results, broken = detect_all(model, eval_loader(part.images, ids, data.workers, world), ids, world.device)
+        broken = [*part.broken, *broken]
+        if broken and data.on_broken == "stop":
+            raise ValueError(f"{broken[0]}; mend or remove it, or go on without it (--data.on-broken skip)")
+        scores = score_over_processes(part, results, broken, world)
+        if world.is_first:
+            for item in broken:
+                print(f"left out, {item}", file=sys.stderr)
+            _say(options, detector, len(part.images), scores)
+            if options.results is not None:
+                options.results.parent.mkdir(parents=True, exist_ok=True)
+                options.results.write_text(json.dumps(results))
+    finally:
+        leave()
+
+
+def align_categories(part: CocoSet, detector: LoadedDetector) -> list[int]:
+    """The data's id for each of the detector's labels, matched by name; a name the detector does not know is refused."""
+    ids = {name: number for number, name in part.categories.items()}
+    strange = [name for name in ids if name not in detector.categories.values()]
+    if strange:
+        raise ValueError(f"{part.name} has categories that the detector does not know: {', '.join(strange[:5])}")
+    return [ids.get(name, -1) for name in detector.categories.values()]
+
+
+def _say(options: EvalDetect, detector: LoadedDetector, count: int, scores: dict[str, float]) -> None:
+    console = Console()
+    table = Table("", *(metric.removeprefix("box_") for metric in METRICS if metric.startswith("box_")))
+    for kind in KINDS:
+        table.add_row(kind, *(_number(scores[metric]) for metric in METRICS if metric.startswith(f"{kind}_")))
+    console.print(table)
+    paper = detector.config.paper_ap
+    beside = "" if paper is None else f"; the paper's box and mask AP for this recipe: {paper[0]:.1f}, {paper[1]:.1f}"
+    data = detector.config.data
+    console.print(f"{detector.config.model.name}, {count} pictures, sides {data.short_px} to {data.long_px} px{beside}")
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        about = dict(model=detector.config.model.name, count=count, short_px=data.short_px, long_px=data.long_px)
+        options.out.write_text(json.dumps(about | scores, indent=2) + "\n")
+
+
+def _number(value: float) -> str:
+    return "-" if value < 0 else f"{value:.1f}"

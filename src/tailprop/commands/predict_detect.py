@@ -1,0 +1,130 @@
+"""`tailprop predict` for a detector: what it finds, drawn on the pictures and as COCO json."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tailprop.checks import check_between
+from tailprop.coco_scores import to_results
+from tailprop.data.loading import Broken, to_device
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture
+from tailprop.distributed import join, leave
+from tailprop.drawing import draw_objects, objects_of
+from tailprop.load_detector import LoadedDetector, load_detector
+from tailprop.train import autocast
+
+__all__ = ["PredictDetect", "find_objects", "run"]
+
+
+@dataclass(frozen=True)
+class PredictDetect:
+    """Find objects in pictures."""
+
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    """A run folder, or a file of weights in it."""
+    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
+    """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
+    out: Path = Path("detections")
+    """Folder for the drawn pictures and detections.json (images, annotations with scores, categories, as in COCO)."""
+    score: float = 0.5
+    """Least score of an object that is drawn and written."""
+    short_px: int | None = None
+    """Shorter side the pictures are resized to; none = as in the run."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run."""
+    on_broken: Literal["skip", "stop"] = "skip"
+    """A picture that cannot be read: name it on standard error and go on, or stop."""
+
+    def check(self) -> None:
+        check_between("score", self.score, 0, 1)
+        if self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"--out {self.out} is a file; name a folder")
+
+
+def run(options: PredictDetect) -> None:
+    options.check()
+    world = join(options.device)
+    try:
+        if world.is_first:  # under torchrun one process answers, once
+            paths = list_pictures(options.pictures)
+            detector = load_detector(options.checkpoint, options.short_px)
+            detector.model.to(world.device)
+            options.out.mkdir(parents=True, exist_ok=True)
+            with quiet_pillow(), autocast(world.device, options.precision):
+                content = _look_at_all(options, detector, paths, world.device)
+            (options.out / "detections.json").write_text(json.dumps(content))
+            _say(options, content, detector.categories)
+    finally:
+        leave()
+
+
+@torch.inference_mode()
+def find_objects(detector: LoadedDetector, picture: Image.Image, image_id: int, device: torch.device) -> list[dict[str, Any]]:
+    """The objects in an RGB picture, as entries of a results file, best first."""
+    image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    (found,) = detector.model([to_device(image, device).float() / 255])
+    if not torch.isfinite(found["scores"]).all():
+        raise ValueError("the model's answer is not finite; use --precision fp32, and if it is, its weights are damaged")
+    return to_results(image_id, found, detector.category_ids)
+
+
+def _look_at_all(
+    options: PredictDetect, detector: LoadedDetector, paths: Sequence[Path], device: torch.device
+) -> dict[str, Any]:
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    names = _names(paths)
+    quiet = not Console().is_terminal
+    for number, path in enumerate(track(paths, "looking", transient=True, disable=quiet), start=1):
+        picture = read_picture(path, "RGB")
+        if isinstance(picture, Broken):
+            if options.on_broken == "stop":
+                raise ValueError(f"{picture}; mend or remove it, or go on without it (--on-broken skip)")
+            print(printable(f"skipped {picture}"), file=sys.stderr)
+            continue
+        found = [e for e in find_objects(detector, picture, number, device) if e["score"] >= options.score]
+        draw_objects(picture, objects_of(found, detector.categories, options.score)).save(options.out / names[number - 1])
+        images.append(dict(id=number, file_name=str(path), width=picture.width, height=picture.height))
+        annotations += [dict(e, id=len(annotations) + k, iscrowd=0) for k, e in enumerate(found, start=1)]
+    if not images:
+        raise ValueError(f"none of the {len(paths)} pictures can be read")
+    for annotation in annotations:
+        annotation["area"] = annotation["bbox"][2] * annotation["bbox"][3]
+    categories = [dict(id=i, name=name) for i, name in detector.categories.items()]
+    return dict(images=images, annotations=annotations, categories=categories)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """A name for each drawn picture: its own, with a number where two share it."""
+    names: list[str] = []
+    for path in paths:
+        name, count = f"{path.stem}.jpg", 1
+        while name in names:
+            count += 1
+            name = f"{path.stem}_{count}.jpg"
+        names.append(name)
+    return names
+
+
+def _say(options: PredictDetect, content: dict[str, Any], names: dict[int, str]) -> None:
+    table = Table("picture", "objects", "found")
+    for image in content["images"]:
+        found = [names[a["category_id"]] for a in content["annotations"] if a["image_id"] == image["id"]]
+        counts = ", ".join(f"{found.count(name)} {name}" for name in sorted(set(found)))
+        table.add_row(printable(image["file_name"]), str(len(found)), counts)
+    console = Console()
+    console.print(table)
+    console.print(f"drawn pictures and detections.json in {options.out}", soft_wrap=True)

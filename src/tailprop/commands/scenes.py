@@ -1,0 +1,39 @@
+"""`tailprop scenes`: generated scenes of shapes in the formats of real datasets."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from tailprop.checks import check_at_least
+from tailprop.data.scenes import write_scenes
+from tailprop.data.synthetic import SceneConfig
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Write scenes of shapes."""
+
+    out: tyro.conf.Positional[Path]
+    """Folder to write into; it has to be new or empty."""
+    format: Literal["coco", "ade20k", "parquet"] = "coco"
+    """coco: boxes and masks; ade20k: a class for every pixel; parquet: one class for each picture."""
+    count: int = 200
+    """Scenes for training."""
+    val: int = 50
+    """Scenes for validation."""
+    scenes: tyro.conf.OmitArgPrefixes[SceneConfig] = field(default_factory=SceneConfig)
+
+    def check(self) -> None:
+        check_at_least("count", self.count, 1)
+        check_at_least("val", self.val, 1)
+        self.scenes.check()
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise ValueError(f"{self.out} is there already; name a new folder")
+
+
+def run(options: Scenes) -> None:
+    options.check()
+    write_scenes(options.out, options.format, options.scenes, options.count, options.val)
+    print(f"{options.count} scenes for training and {options.val} for validation in {options.out}")

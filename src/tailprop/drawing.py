@@ -1,0 +1,86 @@
+"""Objects drawn on pictures: outlines of boxes, tinted masks, names and scores."""
+
+import colorsys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+__all__ = ["Drawn", "draw_objects", "draw_page", "objects_of"]
+
+TINT = 0.45  # how much of a mask's colour covers the picture
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """An object to draw."""
+
+    box: Sequence[float]  # x, y, width, height
+    text: str
+    colour: int  # objects of one class share a number
+    mask: npt.NDArray[np.uint8] | None = None  # (H, W)
+
+
+def objects_of(entries: Sequence[dict[str, Any]], names: dict[int, str], least_score: float = 0.5) -> list[Drawn]:
+    """The entries of a results file, strongest last so that they lie on top; true objects have no score and are all drawn."""
+    from pycocotools import mask as coco_mask
+
+    drawn = []
+    for entry in sorted(entries, key=lambda e: e.get("score", 1.0)):
+        if entry.get("score", 1.0) >= least_score:
+            shape, category = entry.get("segmentation"), entry["category_id"]
+            mask = coco_mask.decode(shape) if isinstance(shape, dict) and isinstance(shape["counts"], str | bytes) else None
+            text = names[category] + (f" {entry['score']:.2f}" if "score" in entry else "")
+            drawn.append(Drawn(entry["bbox"], text, category, mask))
+    return drawn
+
+
+def draw_objects(picture: Image.Image, objects: Sequence[Drawn]) -> Image.Image:
+    """A copy of an RGB picture with the objects on it; lines and letters grow with the picture."""
+    pixels = np.array(picture.convert("RGB")).astype(np.float32)
+    for item in objects:
+        if item.mask is not None:
+            inside = item.mask.astype(bool)
+            pixels[inside] = (1 - TINT) * pixels[inside] + TINT * np.array(_rgb(item.colour), dtype=np.float32)
+    drawn = Image.fromarray(pixels.round().astype(np.uint8))
+    pen, line = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 250))
+    font = ImageFont.load_default(size=max(9, round(min(drawn.size) / 40)))
+    for item in objects:
+        x, y, w, h = item.box
+        pen.rectangle((x, y, x + w, y + h), outline=_rgb(item.colour), width=line)
+        _write(pen, item, drawn.size, font)
+    return drawn
+
+
+def _write(pen: ImageDraw.ImageDraw, item: Drawn, size: tuple[int, int], font: Any) -> None:
+    """The name above the box, or inside it where the picture ends."""
+    right, bottom = pen.textbbox((0, 0), item.text, font=font)[2:]
+    x = min(max(0, item.box[0]), max(0, size[0] - right - 2))
+    y = item.box[1] - bottom - 2
+    y = y if y >= 0 else max(0, item.box[1])
+    pen.rectangle((x, y, x + right + 2, y + bottom + 2), fill=_rgb(item.colour))
+    pen.text((x + 1, y + 1), item.text, fill=(0, 0, 0), font=font)
+
+
+def _rgb(number: int) -> tuple[int, int, int]:
+    """A bright colour for each number; neighbours differ by the golden angle."""
+    r, g, b = colorsys.hsv_to_rgb((number * 0.618034) % 1, 0.75, 1.0)
+    return round(255 * r), round(255 * g), round(255 * b)
+
+
+def draw_page(pictures: Sequence[Image.Image], path: Path, columns: int = 4, width_px: int = 320) -> None:
+    """Pictures in rows, each as wide as its column."""
+    scaled = [p.resize((width_px, max(1, round(p.height * width_px / p.width)))) for p in pictures]
+    rows = [scaled[i : i + columns] for i in range(0, len(scaled), columns)]
+    heights = [max(p.height for p in row) for row in rows]
+    page = Image.new("RGB", (columns * width_px, sum(heights)), "white")
+    top = 0
+    for row, height in zip(rows, heights, strict=True):
+        for column, picture in enumerate(row):
+            page.paste(picture, (column * width_px, top))
+        top += height
+    page.save(path, quality=88)

@@ -1,0 +1,48 @@
+"""A trained detector, its categories, and how its pictures are resized."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tailprop.config import build
+from tailprop.detector import Detector, create_detector
+from tailprop.load import _metadata
+from tailprop.runs import read_config
+from tailprop.tasks.classify import weights_file
+from tailprop.tasks.detect import DetectConfig
+from tailprop.warmstart import read_state_dict
+
+__all__ = ["LoadedDetector", "load_detector"]
+
+
+@dataclass(frozen=True)
+class LoadedDetector:
+    """A model in evaluation mode, the settings of its run, and the names of its categories by their ids."""
+
+    model: Detector
+    config: DetectConfig
+    categories: dict[int, str]
+
+    @property
+    def category_ids(self) -> list[int]:
+        """Label k stands for entry k - 1."""
+        return list(self.categories)
+
+
+def load_detector(where: str, short_px: int | None = None, long_px: int | None = None) -> LoadedDetector:
+    """Load a detector from its run folder, or from a file of weights in it; other sides than the run's may be given."""
+    path, weights = Path(where), weights_file(where)
+    config = build(DetectConfig, read_config(path if path.is_dir() else path.parent))
+    short = short_px or config.data.short_px
+    long = long_px or max(short, round(config.data.long_px * short / config.data.short_px))
+    config = replace(config, data=replace(config.data, short_px=short, long_px=long))
+    notes = _metadata(weights)
+    if "category_ids" not in notes:
+        raise ValueError(f"{weights} has no model.safetensors beside it that names its categories; the run was not finished")
+    categories = dict(zip(json.loads(notes["category_ids"]), notes["classes"].split("\n"), strict=True))
+    model, _ = create_detector(replace(config.model, init=None), len(categories), short, long, config.detector)
+    try:
+        model.load_state_dict(read_state_dict(weights))
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not fit {config.model.name}: {str(error).splitlines()[1].strip()}") from None
+    return LoadedDetector(model.eval(), config, categories)
