@@ -70,7 +70,7 @@ def test_coco_holds_the_exact_masks(tmp_path: Path) -> None:
             assert all(rim.any() for rim in (inside[0], inside[-1], inside[:, 0], inside[:, -1]))  # the box is tight
             assert annotation["iscrowd"] == instance.is_crowd
         picture = np.asarray(Image.open(tmp_path / "val2017" / image["file_name"])).astype(int)
-        assert np.abs(picture - scene.image).mean() < 4  # JPEG
+        assert np.abs(picture - scene.image).mean() < 16  # JPEG, which blurs colours
 
 
 def test_ade20k_holds_the_exact_labels(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ __all__ = ["FORMATS", "encode_mask", "ensure_coco", "write_ade20k", "write_coco"
 
 FORMATS: Final = ("coco", "ade20k", "parquet")
 SHARD: Final = 1000  # pictures in a parquet shard
-QUALITY: Final = 92  # of the JPEGs, whose colours keep their full resolution: textures are fine and edges sharp
+QUALITY: Final = 92  # of the JPEGs
 
 
 def write_scenes(out: Path, style: Literal["coco", "ade20k", "parquet"], config: SceneConfig, train: int, val: int) -> None:
@@ -59,7 +59,7 @@ def _coco_split(folder: Path, config: SceneConfig, first: int, count: int) -> di
     annotations: list[dict[str, Any]] = []
     for index, scene in _scenes(config, first, count):
         name, image_id = f"{index + 1:012d}.jpg", index + 1
-        Image.fromarray(scene.image).save(folder / name, quality=QUALITY, subsampling=0)
+        Image.fromarray(scene.image).save(folder / name, quality=QUALITY)
         images.append(dict(id=image_id, file_name=name, width=config.size_px, height=config.size_px))
         for instance in scene.instances:
             y, x = instance.mask.nonzero()
@@ -97,7 +97,7 @@ def write_ade20k(out: Path, config: SceneConfig, train: int, val: int) -> None:
             (out / kind / split).mkdir(parents=True, exist_ok=True)
         for number, (_, scene) in enumerate(_scenes(config, first, count), start=1):
             name, labels = f"ADE_{short}_{number:08d}", scene.labels()
-            Image.fromarray(scene.image).save(out / "images" / split / f"{name}.jpg", quality=QUALITY, subsampling=0)
+            Image.fromarray(scene.image).save(out / "images" / split / f"{name}.jpg", quality=QUALITY)
             Image.fromarray(labels).save(out / "annotations" / split / f"{name}.png")
             counts = np.bincount(labels.ravel(), minlength=len(pixels))
             pixels += counts
@@ -126,7 +126,7 @@ def write_parquet(out: Path, config: SceneConfig, train: int, val: int) -> None:
 
 def _jpeg(scene: Scene) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(scene.image).save(buffer, "JPEG", quality=QUALITY, subsampling=0)
+    Image.fromarray(scene.image).save(buffer, "JPEG", quality=QUALITY)
     return buffer.getvalue()
 
 
