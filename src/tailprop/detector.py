@@ -154,8 +154,8 @@ def _create_body(model: ModelConfig) -> nn.Module:
     settings: dict[str, Any] = dict(model.args)
     if model.drop_path is not None:
         settings["drop_path_rate"] = model.drop_path
-    if timm.get_pretrained_cfg_value(model.name, "fixed_input_size"):
-        settings.setdefault("strict_img_size", False)  # Swin and its kin refuse other sizes unless told
+    if model.name.startswith("swin"):
+        settings.setdefault("strict_img_size", False)  # it refuses other sizes unless told
     try:
         body = timm.create_model(model.name, features_only=True, feature_cls="getter", in_chans=model.in_chans, **settings)
     except (TypeError, RuntimeError, AssertionError, AttributeError) as error:

@@ -9,7 +9,7 @@ import multiprocessing
 import resource
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -50,12 +50,14 @@ class BenchDetect:
     """CPU threads."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to run."""
+    detector: DetectorConfig = field(default_factory=lambda: DetectorConfig(score=0.0))
     out: Path | None = None
     """CSV to write."""
 
     def check(self) -> None:
         for name, least in (("height", 32), ("width", 32), ("rounds", 0), ("classes", 1), ("threads", 1)):
             check_at_least(name, getattr(self, name), least)
+        self.detector.check()
         if not self.models:
             raise ValueError("at least one model is needed")
         for model in self.models:
@@ -99,7 +101,7 @@ def measure(options: BenchDetect) -> list[Row]:
 def build(name: str, options: BenchDetect) -> Detector:
     """Random weights; the picture is taken at its own size."""
     short, long = sorted((options.height, options.width))
-    detector, _ = create_detector(ModelConfig(name=name), options.classes, short, long, DetectorConfig(score=0.0))
+    detector, _ = create_detector(ModelConfig(name=name), options.classes, short, long, options.detector)
     return detector.eval()
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,9 +101,10 @@ class Detection:
             raise ValueError(f"no picture of {train.name} shows an object that can be learned")
         return images[: self.config.data.limit]
 
-    def build_model(self) -> nn.Module:
+    def build_model(self, resumed: bool = False) -> nn.Module:
         data = self.config.data
-        model, taken = create_detector(self.config.model, len(self.classes), data.short_px, data.long_px, self.config.detector)
+        config = replace(self.config.model, init=None) if resumed else self.config.model
+        model, taken = create_detector(config, len(self.classes), data.short_px, data.long_px, self.config.detector)
         if taken is not None and self.world.is_first:
             print(taken)
         return model
