@@ -83,6 +83,18 @@ def test_a_picture_without_objects_trains() -> None:
     assert torch.isfinite(loss)
 
 
+def test_coordinates_stay_exact_under_autocast() -> None:
+    model = small_detector(**NARROW).eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        maps = model.backbone(torch.rand(1, 3, 64, 64))
+        assert {m.dtype for m in maps.values()} == {torch.float32}
+        scores, offsets = model.rpn.head(list(maps.values()))
+        predicted = model.roi_heads.box_predictor(torch.rand(2, 32))
+        assert {t.dtype for t in (*scores, *offsets, *predicted)} == {torch.float32}
+        inner = model.rpn.head.conv(maps["0"])
+    assert inner.dtype == torch.bfloat16  # the work itself is done in BF16
+
+
 def test_decay_spares_norms_biases_and_what_the_backbone_excepts() -> None:
     model = small_detector(**NARROW)
     decay = {id(p): group["weight_decay"] for group in build_optimizer(model, 0.05).param_groups for p in group["params"]}
@@ -297,14 +309,16 @@ def test_a_stopped_run_ends_with_the_same_weights(
     assert all(torch.equal(weights[name], again[name]) for name in weights)
 
 
-def test_evaluation_is_exact_with_two_processes(run: Path, tmp_path: Path) -> None:
-    assert tailprop_cli.main(["eval", str(run), "--out", str(tmp_path / "1.json"), "--results", str(tmp_path / "r1.json")]) == 0
-    args = ["eval", str(run), "--device", "cpu", "--out", str(tmp_path / "2.json"), "--results", str(tmp_path / "r2.json")]
-    done = launch(args, processes=2)
+def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", scenes, optim={"epochs": 1, "batch": 1})
+    done = launch(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2)
     assert done.returncode == 0, done.stderr
-    one, two = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (1, 2))
-    assert one == two
-    assert json.loads((tmp_path / "r1.json").read_text()) == json.loads((tmp_path / "r2.json").read_text())
+    args = ["eval", str(tmp_path / "run"), "--out", str(tmp_path / "1.json"), "--results", str(tmp_path / "r.json")]
+    assert tailprop_cli.main(args) == 0  # alone
+    alone, together = json.loads((tmp_path / "1.json").read_text()), last_row(tmp_path / "run")
+    assert {name: alone[name] for name in METRICS} == pytest.approx({name: together[name] for name in METRICS})
+    ours, theirs = ((tmp_path / "r.json").read_text(), (tmp_path / "run" / "detections.json").read_text())
+    assert json.loads(ours) == json.loads(theirs)
 
 
 def test_eval_matches_categories_by_name(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def test_corners_are_where_they_should_be(name: str, corners: int, inner: float 
     radii = [1.0] * corners if inner is None else [1.0, inner] * corners
     angles = [2 * math.pi * k / len(radii) for k in range(len(radii))]
     polygon = Polygon([(r * math.sin(a), -r * math.cos(a)) for r, a in zip(radii, angles, strict=True)], closed=False)
-    v, u = np.mgrid[-1.1:1.1:60j, -1.1:1.1:60j]  # type: ignore[misc]
+    v, u = np.mgrid[-1.1:1.1:60j, -1.1:1.1:60j]
     expected = polygon.contains_points(np.stack([u.ravel(), v.ravel()], axis=1)).reshape(u.shape)
     assert np.array_equal(SHAPES[name](u, v), expected)
 

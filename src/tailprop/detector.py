@@ -19,6 +19,7 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
@@ -31,6 +32,7 @@ from tailprop.warmstart import WarmStartReport, read_state_dict, warm_start
 __all__ = ["Detector", "DetectorConfig", "Pyramid", "create_detector", "detector_macs"]
 
 LEVELS: Final = ("0", "1", "2", "3")  # 1/4, 1/8, 1/16, 1/32; torchvision adds a pooled 1/64 for proposals
+ASPECTS: Final = (0.5, 1.0, 2.0)  # of the anchors
 COUNTED_BOXES, COUNTED_MASKS = 1000, 100  # regions whose heads count as multiply-adds, as in mmdetection's get_flops
 
 
@@ -84,7 +86,29 @@ class Pyramid(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         stages = self.body(x)  # 1/4, 1/8, 1/16, 1/32
-        return self.fpn(OrderedDict((level, norm(f)) for level, norm, f in zip(LEVELS, self.norms, stages, strict=True)))
+        maps = self.fpn(OrderedDict((level, norm(f)) for level, norm, f in zip(LEVELS, self.norms, stages, strict=True)))
+        return OrderedDict((level, f.float()) for level, f in maps.items())
+
+
+# torchvision computes coordinates in the type of the maps and of what its heads predict. In BF16 a corner at 1000 px could only
+# lie at multiples of 4, so under autocast the heads compute in BF16 and hand over in FP32.
+
+
+class ProposalHead(RPNHead):  # type: ignore[misc] # torchvision has no types
+    def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        scores, offsets = super().forward(maps)
+        return [s.float() for s in scores], [o.float() for o in offsets]
+
+
+class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores, offsets = super().forward(x)
+        return scores.float(), offsets.float()
+
+
+class MaskPredictor(MaskRCNNPredictor):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).float()
 
 
 class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
@@ -105,7 +129,8 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
             max_size=long_px,
             image_mean=IMAGENET_DEFAULT_MEAN,
             image_std=IMAGENET_DEFAULT_STD,
-            rpn_anchor_generator=AnchorGenerator(tuple((px,) for px in config.anchor_px), ((0.5, 1.0, 2.0),) * 5),
+            rpn_anchor_generator=AnchorGenerator(tuple((px,) for px in config.anchor_px), (ASPECTS,) * 5),
+            rpn_head=ProposalHead(c, len(ASPECTS)),
             rpn_pre_nms_top_n_train=config.candidates,
             rpn_pre_nms_top_n_test=max(1, config.candidates // 2),
             rpn_post_nms_top_n_train=config.proposals,
@@ -113,14 +138,14 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
             rpn_batch_size_per_image=config.rpn_samples,
             box_roi_pool=MultiScaleRoIAlign(list(LEVELS), 7, 2),
             box_head=TwoMLPHead(c * 7 * 7, config.box_width),
-            box_predictor=FastRCNNPredictor(config.box_width, outputs),
+            box_predictor=BoxPredictor(config.box_width, outputs),
             box_score_thresh=config.score,
             box_nms_thresh=config.nms,
             box_detections_per_img=config.detections,
             box_batch_size_per_image=config.box_samples,
             mask_roi_pool=MultiScaleRoIAlign(list(LEVELS), 14, 2),
             mask_head=MaskRCNNHeads(c, (c,) * config.mask_layers, 1),
-            mask_predictor=MaskRCNNPredictor(c, c, outputs),
+            mask_predictor=MaskPredictor(c, c, outputs),
             _skip_resize=True,
         )
         self.num_classes = num_classes

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from tailprop.config import build
 from tailprop.detector import Detector, create_detector
 from tailprop.load import _metadata
@@ -45,4 +47,5 @@ def load_detector(where: str, short_px: int | None = None, long_px: int | None =
         model.load_state_dict(read_state_dict(weights))
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit {config.model.name}: {str(error).splitlines()[1].strip()}") from None
+    model.to(memory_format=torch.channels_last)  # as in training: another layout rounds differently
     return LoadedDetector(model.eval(), config, categories)

@@ -1,7 +1,6 @@
 """`tailprop eval` for a detector: box and mask AP on its own data or on any in COCO's format."""
 
 import json
-import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -10,12 +9,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from tailprop.coco_scores import KINDS, METRICS
+from tailprop.coco_scores import KINDS, NAMES, RECALLS
 from tailprop.data.coco import CocoSet
 from tailprop.data.detect import DetectDataConfig, open_coco
 from tailprop.distributed import join, leave
 from tailprop.load_detector import LoadedDetector, load_detector
-from tailprop.tasks.detect import detect_all, eval_loader, score_over_processes
+from tailprop.tasks.detect import detect_all, eval_loader, report, score_over_processes
 from tailprop.train import autocast
 
 __all__ = ["EvalDetect", "run"]
@@ -84,8 +83,7 @@ def run(options: EvalDetect) -> None:
             raise ValueError(f"{broken[0]}; mend or remove it, or go on without it (--data.on-broken skip)")
         scores = score_over_processes(part, results, broken, world)
         if world.is_first:
-            for item in broken:
-                print(f"left out, {item}", file=sys.stderr)
+            report(broken)
             _say(options, detector, len(part.images), scores)
             if options.results is not None:
                 options.results.parent.mkdir(parents=True, exist_ok=True)
@@ -105,9 +103,9 @@ def align_categories(part: CocoSet, detector: LoadedDetector) -> list[int]:
 
 def _say(options: EvalDetect, detector: LoadedDetector, count: int, scores: dict[str, float]) -> None:
     console = Console()
-    table = Table("", *(metric.removeprefix("box_") for metric in METRICS if metric.startswith("box_")))
-    for kind in KINDS:
-        table.add_row(kind, *(_number(scores[metric]) for metric in METRICS if metric.startswith(f"{kind}_")))
+    table = Table("", *(f"{kind}, %" for kind in KINDS))
+    for name in (*NAMES, *RECALLS):
+        table.add_row(name.upper().replace("_", " "), *(_number(scores[f"{kind}_{name}"]) for kind in KINDS))
     console.print(table)
     paper = detector.config.paper_ap
     beside = "" if paper is None else f"; the paper's box and mask AP for this recipe: {paper[0]:.1f}, {paper[1]:.1f}"

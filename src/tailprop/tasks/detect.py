@@ -34,6 +34,7 @@ from tailprop.drawing import draw_objects, draw_page, objects_of
 from tailprop.figures import draw_learning
 
 PICTURES_DRAWN = 16  # of the validation set, when a run ends
+NAMED = 20  # broken things named one by one
 __all__ = ["DetectConfig", "Detection", "detect_all"]
 
 
@@ -72,7 +73,7 @@ class Detection:
         train, validation = open_coco(data, "train", world), open_coco(data, "validation", world)
         check_categories(train, validation)
         for part in (train, validation):
-            self._note(part.broken, len(part.broken))
+            self._note(part.broken)
         images = self._to_learn_from(train)
         if data.validate_on_train:
             validation = CocoSet(train.name, images, train.categories)
@@ -168,14 +169,23 @@ class Detection:
         paper = "" if self.config.paper_ap is None else " (the paper: {:.1f}, {:.1f})".format(*self.config.paper_ap)
         return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{paper}"
 
-    def _note(self, broken: Sequence[Broken], of: int = 0) -> None:
-        more = f" (and {of - 1} more)" if of > 1 else ""
-        for item in broken:
-            if self.config.data.on_broken == "stop":
-                raise ValueError(f"{item}{more}; mend or remove it, or train without it (--data.on-broken skip)")
-            if item.name not in self.broken and self.world.is_first:
-                print(f"left out, {item}", file=sys.stderr)
-            self.broken[item.name] = item.reason
+    def _note(self, broken: Sequence[Broken]) -> None:
+        """Stop at the first, or name the new ones and go on."""
+        if broken and self.config.data.on_broken == "stop":
+            more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+            raise ValueError(f"{broken[0]}{more}; mend or remove it, or train without it (--data.on-broken skip)")
+        new = [item for item in broken if item.name not in self.broken]
+        if self.world.is_first:
+            report(new)
+        self.broken |= {item.name: item.reason for item in new}
+
+
+def report(broken: Sequence[Broken]) -> None:
+    """Name what is left out on standard error; of very many, the first."""
+    for item in broken[:NAMED]:
+        print(f"left out, {item}", file=sys.stderr)
+    if len(broken) > NAMED:
+        print(f"left out, {len(broken) - NAMED} more", file=sys.stderr)
 
 
 def check_categories(train: CocoSet, validation: CocoSet) -> None:
