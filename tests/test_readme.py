@@ -4,10 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import tailprop_cli
 from tailprop.backbone import MODELS
+from tailprop.config import ModelConfig
 from tailprop.cost import count_macs, count_parameters, create_on_meta
+from tailprop.detector import DetectorConfig, create_detector, detector_macs
+from tailprop.studies.bench_detect import PAPER_GMACS
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -27,6 +31,17 @@ def test_cost_table_is_counted() -> None:
         model = create_on_meta(name)
         assert float(params) == pytest.approx(count_parameters(model) / 1e6, abs=0.05)
         assert float(gmacs) == pytest.approx(count_macs(model) / 1e9, abs=0.005)
+
+
+def test_detectors_cost_table_is_counted() -> None:
+    section = README.split("## Detection")[1].split("## ")[0]
+    rows = re.findall(r"\| `(tailprop_\w+)` \| ([\d.]+) \| (\d+) \|", section)
+    assert len(rows) == 3
+    for name, gmacs, paper in rows:
+        with torch.device("meta"):
+            detector, _ = create_detector(ModelConfig(name=name), 80, 800, 1333, DetectorConfig())
+        assert float(gmacs) == pytest.approx(detector_macs(detector) / 1e9, abs=0.05)
+        assert int(paper) == PAPER_GMACS[name]
 
 
 def test_commands_and_files_exist() -> None:
