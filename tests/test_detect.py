@@ -347,7 +347,7 @@ def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, 
     assert tailprop_cli.main(args) == 0
     assert "skipped" in capsys.readouterr().err
     with Image.open(tmp_path / "out" / f"{picture.stem}.jpg") as drawn:
-        assert drawn.size == (64, 64)
+        assert drawn.size == (384, 384)  # six times as large: names would hide what they name
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO(str(tmp_path / "out" / "detections.json"))  # a whole file, which COCO's own reader takes
     annotations = coco.loadAnns(coco.getAnnIds())

@@ -39,29 +39,31 @@ def objects_of(entries: Sequence[dict[str, Any]], names: dict[int, str], least_s
     return drawn
 
 
-def draw_objects(picture: Image.Image, objects: Sequence[Drawn]) -> Image.Image:
-    """A copy of an RGB picture with the objects on it; lines and letters grow with the picture."""
+def draw_objects(picture: Image.Image, objects: Sequence[Drawn], least_px: int = 384) -> Image.Image:
+    """A copy of an RGB picture with the objects on it; a small one is enlarged, or names would hide what they name."""
+    times = max(1, round(least_px / min(picture.size)))
     pixels = np.array(picture.convert("RGB")).astype(np.float32)
     for item in objects:
         if item.mask is not None:
             inside = item.mask.astype(bool)
             pixels[inside] = (1 - TINT) * pixels[inside] + TINT * np.array(_rgb(item.colour), dtype=np.float32)
-    drawn = Image.fromarray(pixels.round().astype(np.uint8))
+    tinted = Image.fromarray(pixels.round().astype(np.uint8))
+    drawn = tinted.resize((times * tinted.width, times * tinted.height), Image.Resampling.NEAREST)
     pen, line = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 250))
     font = ImageFont.load_default(size=max(9, round(min(drawn.size) / 40)))
     for item in objects:
-        x, y, w, h = item.box
+        x, y, w, h = (times * value for value in item.box)
         pen.rectangle((x, y, x + w, y + h), outline=_rgb(item.colour), width=line)
-        _write(pen, item, drawn.size, font)
+        _write(pen, item, (x, y), drawn.size, font)
     return drawn
 
 
-def _write(pen: ImageDraw.ImageDraw, item: Drawn, size: tuple[int, int], font: Any) -> None:
+def _write(pen: ImageDraw.ImageDraw, item: Drawn, corner: tuple[float, float], size: tuple[int, int], font: Any) -> None:
     """The name above the box, or inside it where the picture ends."""
     right, bottom = pen.textbbox((0, 0), item.text, font=font)[2:]
-    x = min(max(0, item.box[0]), max(0, size[0] - right - 2))
-    y = item.box[1] - bottom - 2
-    y = y if y >= 0 else max(0, item.box[1])
+    x = min(max(0, corner[0]), max(0, size[0] - right - 2))
+    y = corner[1] - bottom - 2
+    y = y if y >= 0 else max(0, corner[1])
     pen.rectangle((x, y, x + right + 2, y + bottom + 2), fill=_rgb(item.colour))
     pen.text((x + 1, y + 1), item.text, fill=(0, 0, 0), font=font)
 

@@ -172,7 +172,7 @@ def _figures(rows: list[Row], row: Row) -> list[str]:
     best = rows[0].best
     ratio = row.best / best if row.best is not None and best is not None else None
     rates = [None if s is None else 1 / s for s in (row.best, row.median)]
-    numbers = [(rates[0], "{:.3f}"), (rates[1], "{:.3f}"), (ratio, "{:.2f}"), (row.memory_gb, "{:.2f}")]
+    numbers = [(rates[0], "{:.4g}"), (rates[1], "{:.4g}"), (ratio, "{:.3f}"), (row.memory_gb, "{:.2f}")]
     return [str(PAPER_GMACS.get(row.model, "")), *("" if n is None else text.format(n) for n, text in numbers)]
 
 
