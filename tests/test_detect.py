@@ -229,7 +229,7 @@ def test_recipes_are_the_papers(size: str, drop_path: float, paper: dict[str, An
     config = build(DetectConfig, read_recipe(find_recipe(f"coco_maskrcnn_{size}_{schedule}")))
     assert config.model == ModelConfig(name=f"tailprop_{size}", drop_path=drop_path)
     assert config.detector == DetectorConfig()
-    assert config.paper_ap == paper[schedule]
+    assert config.paper_ap == {f"tailprop_{size}": list(paper[schedule])}
     assert (config.data.short_px, config.data.long_px) == (800, 1333)
     optim, steps = config.optim, 117_266 // 16
     assert (optim.betas, optim.weight_decay) == ((0.9, 0.999), 0.05)

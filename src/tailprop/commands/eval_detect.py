@@ -14,7 +14,7 @@ from tailprop.data.coco import CocoSet
 from tailprop.data.detect import DetectDataConfig, open_coco
 from tailprop.distributed import join, leave
 from tailprop.load_detector import LoadedDetector, load_detector
-from tailprop.tasks.detect import detect_all, eval_loader, report, score_over_processes
+from tailprop.tasks.detect import detect_all, eval_loader, papers_ap, report, score_over_processes
 from tailprop.train import autocast
 
 __all__ = ["EvalDetect", "run"]
@@ -107,8 +107,7 @@ def _say(options: EvalDetect, detector: LoadedDetector, count: int, scores: dict
     for name in (*NAMES, *RECALLS):
         table.add_row(name.upper().replace("_", " "), *(_number(scores[f"{kind}_{name}"]) for kind in KINDS))
     console.print(table)
-    paper = detector.config.paper_ap
-    beside = "" if paper is None else f"; the paper's box and mask AP for this recipe: {paper[0]:.1f}, {paper[1]:.1f}"
+    beside = papers_ap(detector.config, len(detector.categories))
     data = detector.config.data
     console.print(f"{detector.config.model.name}, {count} pictures, sides {data.short_px} to {data.long_px} px{beside}")
     if options.out is not None:

@@ -5,9 +5,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -44,8 +45,8 @@ class DetectConfig:
 
     task: Literal["detect"] = "detect"
     """What is trained."""
-    paper_ap: tuple[float, float] | None = None
-    """The paper's box and mask AP for this recipe, to stand beside ours."""
+    paper_ap: Annotated[dict[str, list[float]], tyro.conf.Suppress] = field(default_factory=dict)
+    """The paper's box and mask AP for a model of this recipe, to stand beside ours."""
     model: ModelConfig = field(default_factory=ModelConfig)
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     data: DetectDataConfig = field(default_factory=DetectDataConfig)
@@ -166,8 +167,7 @@ class Detection:
         draw_page(pictures, folder / "pictures.jpg")
 
     def summary(self, best: dict[str, float]) -> str:
-        paper = "" if self.config.paper_ap is None else " (the paper: {:.1f}, {:.1f})".format(*self.config.paper_ap)
-        return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{paper}"
+        return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{papers_ap(self.config, len(self.classes))}"
 
     def _note(self, broken: Sequence[Broken]) -> None:
         """Stop at the first, or name the new ones and go on."""
@@ -178,6 +178,12 @@ class Detection:
         if self.world.is_first:
             report(new)
         self.broken |= {item.name: item.reason for item in new}
+
+
+def papers_ap(config: DetectConfig, num_classes: int) -> str:
+    """The paper's numbers in words, where they are for this model and for COCO's 80 classes."""
+    numbers = config.paper_ap.get(config.model.name) if num_classes == 80 else None
+    return "" if numbers is None else f" (the paper, on COCO 2017: {numbers[0]:.1f}, {numbers[1]:.1f})"
 
 
 def report(broken: Sequence[Broken]) -> None:
