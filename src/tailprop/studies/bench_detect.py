@@ -157,9 +157,8 @@ def _use_memory(name: str, options: BenchDetect, queue: "multiprocessing.Queue[f
 
 
 def _print(rows: list[Row], where: dict[str, str]) -> None:
-    table = Table(
-        "backbone", "parameters", "GMACs", "paper's at 1280x800", "pictures/s, best", "median", "first over this", "GB"
-    )
+    table = Table("backbone", "params", "GMACs", "paper's", "img/s", "median", "first / this", "GB")
+    table.columns[0].overflow = "fold"
     for row in rows:
         table.add_row(row.model, f"{row.parameters / 1e6:.1f} M", f"{row.macs / 1e9:.1f}", *_figures(rows, row))
     console = Console()
