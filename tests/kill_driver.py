@@ -38,10 +38,10 @@ def kill_at_random(recipe: str, out: Path, rng: random.Random) -> bool:
     before, steps = count_lines(log), rng.randint(-1, 4)
     child = start(recipe, out)
     time.sleep(rng.uniform(0.0, 0.5) if steps < 0 else 0.0)  # -1: while it starts
-    while count_lines(log) < before + steps and is_alive(child):
+    while count_lines(log) < before + steps:
         time.sleep(rng.uniform(0.0, 0.02))
-    if not is_alive(child):
-        return False
+        if not is_alive(child):
+            return False
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return True

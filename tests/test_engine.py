@@ -166,12 +166,35 @@ def test_folders_are_taken_for_what_they_are(tmp_path: Path) -> None:
     for name in ("train", "car", ".ipynb_checkpoints"):
         (tmp_path / "vehicles" / name).mkdir(parents=True)
         (tmp_path / "vehicles" / name / "1.jpg").write_bytes(jpeg(9))
+    (tmp_path / "vehicles" / "car" / "._1.jpg").write_bytes(b"macOS")
     vehicles = Folder(tmp_path / "vehicles", "validation", held_out=1.0)
     assert (vehicles.classes, vehicles.share, len(vehicles.labels)) == (("car", "train"), 1.0, 2)
     only = Folder(make_folder(tmp_path / "only", count=2, splits=("val",)), "validation")
     assert (only.classes, only.share, len(only.labels)) == (("blue", "red"), None, 4)
+    with pytest.raises(ValueError, match="none named validation or val or valid or test"):
+        Folder(make_folder(tmp_path / "other", count=1, splits=("train", "eval")), "validation")
     (make_folder(tmp_path / "hidden", count=1) / "val" / ".ipynb_checkpoints").mkdir()
     assert Folder(tmp_path / "hidden", "validation").classes == ("blue", "red")
+
+
+def test_every_class_has_pictures_on_both_sides(tmp_path: Path) -> None:
+    tree = make_folder(tmp_path, count=2, splits=("all",)) / "all"
+    parts = [Folder(tree, split, held_out=0.01) for split in ("train", "validation")]
+    assert [sorted(part.labels) for part in parts] == [[0, 1], [0, 1]]
+    assert not {path.name for path in parts[0].paths if path in parts[1].paths}
+
+
+def test_names_of_any_bytes_and_signs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file name that is no UTF-8, classes that look like formulas or markup, more outputs than classes."""
+    root = make_folder(tmp_path / "pictures")
+    (root / "train" / "red" / "1.jpg").rename(Path(os.fsdecode(os.fsencode(root) + b"/train/red/M\xfcller.jpg")))
+    for split in ("train", "val"):
+        (root / split / "red").rename(root / split / "a $_$ [b]")
+    args = [*folder_recipe(tmp_path, root, num_classes=4)]
+    assert tailprop_cli.main(args) == 0
+    assert "could not be drawn" not in capsys.readouterr().err
+    assert tailprop_cli.main(["eval", str(tmp_path / "run")]) == 0
+    assert load_classifier(str(tmp_path / "run")).classes == ("a $_$ [b]", "blue", "2", "3")
 
 
 def test_eval_measures_all_of_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,15 +55,17 @@ def test_only_its_own_launch_goes_on_by_itself(
     command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "monday")
     assert tailprop_cli.main(command) == 0
+    assert tailprop_cli.main([*command, "--run.overwrite"]) == 2
+    assert "was begun by a launch of the same name (monday)" in capsys.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert tailprop_cli.main([*command, "--run.overwrite"]) == 0  # a restart: it must not begin again
     assert "from step 11 on" in capsys.readouterr().out
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tuesday")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert tailprop_cli.main(command) == 2
     assert "holds a run" in capsys.readouterr().err
 
 
-def test_a_failure_in_one_process_is_a_line_in_each(tmp_path: Path) -> None:
+def test_a_failure_in_one_process_is_a_line_and_no_traceback_of_ours(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "pictures")
     (root / "train" / "red" / "3.jpg").write_bytes(b"not a picture")
     done = launch(folder_recipe(tmp_path, root), processes=2)
@@ -139,6 +141,55 @@ def test_resume_needs_the_same_data_but_not_the_first_weights(tmp_path: Path, ca
     assert "the train data is not what" in capsys.readouterr().err
 
 
+def test_a_mistake_does_not_cost_the_old_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert tailprop_cli.main(command) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    assert tailprop_cli.main([*command, "--run.overwrite", "--model.init", str(tmp_path / "nowhere.pt")]) == 2
+    assert tailprop_cli.main([*command, "--run.resume", "--optim.lr", "1"]) == 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()} == before
+    assert tailprop_cli.main([*command, "--run.overwrite", "--model.init", str(tmp_path / "run")]) == 0  # from itself
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.yaml").write_text("data: coco")
+    capsys.readouterr()
+    assert tailprop_cli.main([*command[:-1], str(tmp_path / "foreign"), "--run.overwrite"]) == 2
+    assert "is not the config.yaml of a run" in capsys.readouterr().err
+
+
+def test_a_run_stopped_while_it_is_evaluated_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml")
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "whole")]) == 0
+    command, evaluate = ["train", str(recipe), "--run.out", str(tmp_path / "run")], Classification.evaluate
+
+    def die(*_: object) -> dict[str, float]:
+        raise SystemExit(9)
+
+    monkeypatch.setattr(Classification, "evaluate", die)
+    with pytest.raises(SystemExit):
+        tailprop_cli.main(command)
+    monkeypatch.setattr(Classification, "evaluate", evaluate)
+    assert tailprop_cli.main([*command, "--run.resume"]) == 0
+    positions = [torch.load(tmp_path / name / "last.pt", weights_only=True)["position"] for name in ("whole", "run")]
+    kept = [[{k: row[k] for k in ("epoch", "loss", "top1", "val_loss")} for row in p["history"]] for p in positions]
+    assert kept[0] == kept[1]
+    assert losses(tmp_path / "whole") == losses(tmp_path / "run")
+
+
+def test_a_failure_of_ours_ends_the_workers_too(tmp_path: Path) -> None:
+    """They ignore SIGTERM; Python would wait for them for ever after the traceback."""
+    recipe = write_recipe(tmp_path / "small.yaml", data={"workers": 1})
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import sys, tailprop_cli\nfrom tailprop.tasks.classify import Classification\n"
+        "def fail(*_): raise RuntimeError('ours')\n"
+        "Classification.loss = fail\nsys.exit(tailprop_cli.main(sys.argv[1:]))\n"
+    )
+    done = launch(["train", str(recipe), "--run.out", str(tmp_path / "run")], script=script)
+    assert done.returncode == 1
+    assert "RuntimeError: ours" in done.stderr
+
+
 def test_a_process_that_sees_another_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = build(ClassifyConfig, settings(run={"out": str(tmp_path)}))
     world = World(0, 1, torch.device("cpu"))
@@ -157,8 +208,10 @@ def test_what_is_left_of_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     assert tailprop_cli.main(command) == 2
     assert "holds a run" in capsys.readouterr().err
-    old = tmp_path / "run" / "old.png"
+    holiday, old = tmp_path / "run" / "holiday.png", tmp_path / "run" / "operator.png"
+    holiday.write_bytes(b"")
     old.write_bytes(b"")
     assert tailprop_cli.main([*command, "--run.overwrite"]) == 0
+    assert holiday.exists()
     assert not old.exists()
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["processes"] == 1

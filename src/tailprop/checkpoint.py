@@ -1,5 +1,6 @@
 """Checkpoints that are whole or absent: written beside their place and moved into it, read without executing anything."""
 
+import errno
 import os
 import random
 from collections.abc import Callable
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 
 from tailprop.warmstart import read_checkpoint
 
-__all__ = ["clean", "get_rng_state", "load", "save", "save_weights", "set_rng_state", "write_atomically"]
+__all__ = ["PART", "get_rng_state", "load", "save", "save_weights", "set_rng_state", "write_atomically"]
 
 _FORMAT = 1
-_PART = ".part"  # what is being written; a leftover means the process died, and is worthless
+PART = ".part"  # what is being written; a leftover means the process died, and is worthless
 
 
 def save(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
@@ -45,7 +46,7 @@ def save_weights(path: Path, model: nn.Module, metadata: dict[str, str]) -> None
 
 def write_atomically(path: Path, write: Callable[[Path], object], also: Path | None = None) -> None:
     """Let `write` fill a file beside `path`, then put it in place: whoever looks sees the old file or the new one, whole."""
-    part = path.with_name(path.name + _PART)
+    part = path.with_name(path.name + PART)
     try:
         write(part)
         with part.open("rb+") as file:
@@ -57,17 +58,14 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
         part.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        raise OSError(f"cannot write {path} ({reason}); what was saved before is intact; make room and try again") from error
-
-
-def clean(folder: Path) -> None:
-    """Remove what a killed process left half written."""
-    for part in folder.glob(f"*{_PART}"):
-        part.unlink(missing_ok=True)
+        hint = (
+            "; make room and try again" if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EFBIG) else ""
+        )
+        raise OSError(f"cannot write {path} ({reason}); what was saved before is intact{hint}") from error
 
 
 def _link(part: Path, path: Path) -> None:
-    second = path.with_name(path.name + _PART)
+    second = path.with_name(path.name + PART)
     second.unlink(missing_ok=True)
     try:
         second.hardlink_to(part)

@@ -205,7 +205,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin is tuple:
         return _convert_tuple(args, value, where)
-    if origin is dict or hint is Any:
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} holds values by name, got {value!r}")
+        return value
+    if hint is Any:
         return value
     return _convert_scalar(hint, value, where)
 

@@ -43,7 +43,7 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
     for row, column in counts.nonzero().tolist():
         colour = "white" if share[row, column] > 0.35 else "black"
         axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", fontsize=7, color=colour)
-    labels = list(names[:n])
+    labels = [name.replace("$", r"\$") for name in names[:n]]  # a class name is no formula
     axes.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 2 else 0)
     axes.set_yticks(range(len(labels)), labels)
     right = counts.diagonal().sum().item() / max(1, counts.sum().item())

@@ -25,7 +25,20 @@ from tailprop.config import config_hash
 
 __all__ = ["RunFolder", "comparable", "read_config", "task_of"]
 
-_FREE = {"out", "resume", "overwrite", "device", "threads", "save_every", "log_every", "tensorboard"}
+_DRAWN = ("learning.png", "confusion.png", "operator.png", "pictures.jpg", "restored.png", "detections.json")
+# what a resumed run may change, as it changes nothing that is learned
+_FREE = {
+    "check_gradients",
+    "grad_checkpointing",
+    "out",
+    "resume",
+    "overwrite",
+    "device",
+    "threads",
+    "save_every",
+    "log_every",
+    "tensorboard",
+}
 
 
 class RunFolder:
@@ -37,21 +50,26 @@ class RunFolder:
         self.last, self.best, self.weights = path / "last.pt", path / "best.pt", path / "model.safetensors"
         self.tensorboard, self.launch, self.history = path / "tensorboard", path / "launch.txt", path / "history.csv"
 
-    def open(self, settings: dict[str, Any], resume: bool, overwrite: bool, launch: str = "") -> None:
-        """Make the folder ready, or refuse it: another run is never overwritten by accident."""
+    def check(self, settings: dict[str, Any], resume: bool, overwrite: bool) -> None:
+        """Refuse a folder that holds another run, or something else; nothing is changed in it yet."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; the run needs a folder")
+        before = read_config(self.path) if self.config.exists() else None  # refuses a config.yaml that is not ours
         held = any(path.exists() for path in (self.config, self.last, self.best, self.weights))
-        if held and overwrite:
-            self._remove()
-        elif held and not resume:
+        if held and not overwrite and not resume:
             raise ValueError(
                 f"{self.path} holds a run; go on with it (--run.resume), replace it (--run.overwrite) or change --run.out"
             )
-        elif held and self.config.exists():
-            refuse_changes(read_config(self.path), settings, self.path)
+        if before is not None and resume:
+            refuse_changes(before, settings, self.path)
+
+    def begin(self, settings: dict[str, Any], overwrite: bool, launch: str = "") -> None:
+        """Make the folder ready. Called when everything else is: a mistake in the settings must not cost the old run."""
         self.path.mkdir(parents=True, exist_ok=True)
-        checkpoint.clean(self.path)
+        for path in self._ours():
+            path.with_name(path.name + checkpoint.PART).unlink(missing_ok=True)  # half written by a process that died
+        if overwrite:
+            self._remove()
         checkpoint.write_atomically(self.config, lambda part: part.write_text(yaml.safe_dump(settings, sort_keys=False)))
         if launch:
             checkpoint.write_atomically(self.launch, lambda part: part.write_text(launch))
@@ -86,9 +104,13 @@ class RunFolder:
         kept = [line for line in self.metrics.read_text().splitlines() if _step_of(line) <= step]
         checkpoint.write_atomically(self.metrics, lambda part: part.write_text("".join(f"{line}\n" for line in kept)))
 
+    def _ours(self) -> list[Path]:
+        """The files a run writes; whatever else lies there is somebody's."""
+        files = [self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.launch, self.history]
+        return files + [self.path / name for name in _DRAWN]
+
     def _remove(self) -> None:
-        files = (self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.launch, self.history)
-        for path in (*files, *self.path.glob("*.png")):
+        for path in self._ours():
             path.unlink(missing_ok=True)
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
@@ -98,9 +120,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.is_file():
         raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
-    settings = yaml.safe_load(path.read_text())
-    if not isinstance(settings, dict) or not {"model", "data"} <= settings.keys():
-        raise ValueError(f"{path} is not the config.yaml of a run of this program")
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):
+        settings = None
+    if not isinstance(settings, dict) or not all(isinstance(settings.get(part), dict) for part in ("model", "data", "run")):
+        raise ValueError(f"{path} is not the config.yaml of a run of this program; choose another folder")
     return settings
 
 

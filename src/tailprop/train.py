@@ -34,6 +34,8 @@ from tailprop.runs import RunFolder, comparable
 
 __all__ = ["Interrupted", "Task", "Trainer", "autocast"]
 
+_LONG_EVALUATION = 20.0  # seconds; SLURM and torchrun give a process about 30 to end
+_LOOK_UP = 10  # steps after which a GPU is waited for, to see whether the run shall stop
 _SMALLEST_SCALE = 2.0**-14  # of the loss under FP16; it starts at 2**16 and halves at every overflow
 
 
@@ -74,6 +76,7 @@ class Position:
     seconds: float = 0.0  # of training, evaluation not included
     cpu_seconds: float = 0.0  # of this process, all threads, loader processes not included
     epoch_seconds: float = 0.0
+    pending: dict[str, float] | None = None  # a finished epoch that has not been evaluated yet
     best: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
 
@@ -88,15 +91,17 @@ class Trainer:
         self.counted = 0  # steps of this epoch whose loss has left the device
         self.last_loss = self.last_lr = 0.0
         self.stop_asked: int | None = None  # the signal that asked
+        self.eval_seconds = math.inf  # of the last evaluation
 
     def run(self) -> list[dict[str, float]]:
-        self._open_folder()
+        self._on_first(lambda: self.folder.check(self.settings, self.config.resume, self.config.overwrite))
         resumed = self.config.resume and self.folder.last.exists()
         self._build(resumed)
         if resumed:
             self._restore(checkpoint.load(self.folder.last))
         if len(set(gather(self.at.total))) > 1:
             raise ValueError(f"not every process sees {self.folder.last}; --run.out has to be a folder all nodes share")
+        self._on_first(lambda: self.folder.begin(self.settings, self.config.overwrite, launch_name()))
         if self.world.is_first:
             self.folder.rewind(self.at.total)
         self._say_what_is_run()
@@ -106,17 +111,20 @@ class Trainer:
             Bar(self.schedule.steps, self.at.total, images, self.world) as self.bar,
             self._events(),
         ):
+            if self.at.pending is not None:  # stopped while it was being evaluated
+                self._close_epoch(self.at.pending)
             while self.at.epoch < self.optim.epochs:
                 self._epoch()
         if self.world.is_first:
             self.folder.write_history(self.at.history)
         return self.at.history
 
-    def _open_folder(self) -> None:
+    def _on_first(self, act: Callable[[], None]) -> None:
+        """Let the first process do something to the run folder; if it cannot, every process stops."""
         problem = None
         if self.world.is_first:
             try:
-                self.folder.open(self.settings, self.config.resume, self.config.overwrite, launch_name())
+                act()
             except (ValueError, OSError) as error:
                 problem = error
         if any_true(problem is not None, self.world.device):
@@ -201,13 +209,14 @@ class Trainer:
         if not math.isfinite(loss):
             raise ValueError(
                 f"the loss or its gradient became {loss} in epoch {self.at.epoch + 1}, step {self.at.step}"
-                f"{'' if steps == 1 else f' or the {steps - 1} before'}; earlier checkpoints are intact: lower --optim.lr, or "
-                "look at the data there"
+                f"{'' if steps == 1 else f' or the {steps - 1} before'}; earlier checkpoints are intact: look at the data "
+                "there, or start anew from their weights with a lower --optim.lr (--model.init, another --run.out)"
             )
         if self.scaler.is_enabled() and self.scaler.get_scale() < _SMALLEST_SCALE:
             raise ValueError(
                 f"gradients overflow FP16 however small the loss is scaled (epoch {self.at.epoch + 1}, step {self.at.step}); "
-                "earlier checkpoints are intact: use --run.precision bf16, or lower --optim.lr"
+                "earlier checkpoints are intact: start anew from their weights (--model.init, another --run.out) with "
+                "--run.precision bf16 or a lower --optim.lr"
             )
         self.at.loss_sum += loss
         self.last_loss = loss / steps
@@ -226,7 +235,7 @@ class Trainer:
         """Whether something has to be logged or saved after this step; a CPU looks after every one."""
         if self.world.device.type == "cpu" or self.at.step == self.task.order.steps:
             return True
-        return self.at.total % self.config.log_every == 0 or self.at.total % self.config.save_every == 0
+        return any(self.at.total % every == 0 for every in (self.config.log_every, self.config.save_every, _LOOK_UP))
 
     def _after_step(self) -> None:
         if not self._is_due():
@@ -245,8 +254,12 @@ class Trainer:
             )
         if self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0:
             self._save()
+        self._stop_if_asked(save=True)
+
+    def _stop_if_asked(self, save: bool = False) -> None:
         if any_true(self.stop_asked is not None, self.world.device):
-            self._save()
+            if save:
+                self._save()
             raise Interrupted(f"stopped after step {self.at.total}; go on with --run.resume", self.stop_asked or signal.SIGTERM)
 
     def _finish_epoch(self) -> None:
@@ -263,9 +276,13 @@ class Trainer:
         }
         self.at.epoch, self.at.step, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
         self.at.seen, self.at.loss_sum, self.counted = 0, 0.0, 0
+        self._close_epoch(row)
+
+    def _close_epoch(self, row: dict[str, float]) -> None:
+        """Evaluate if it is time, and save."""
         evaluated = self.at.epoch % self.config.eval_every == 0 or self.at.epoch == self.optim.epochs
         if evaluated:
-            row |= self._evaluate()
+            row |= self._evaluate_safely(row)
         self.at.history.append(row)
         improved = evaluated and row[self.task.metric] > self.at.best.get(self.task.metric, -math.inf)
         if improved:
@@ -273,6 +290,19 @@ class Trainer:
         self._log({"kind": "epoch", **row, "broken": len(self.task.broken)})
         self.bar.say(row, len(self.task.broken))
         self._save(is_best=improved)
+        if self.at.epoch < self.optim.epochs:
+            self._stop_if_asked()
+
+    def _evaluate_safely(self, row: dict[str, float]) -> dict[str, float]:
+        """Evaluate; what was learned is saved before, if it takes so long that a cluster might not wait for it."""
+        self.at.pending = dict(row)
+        if any_true(self.eval_seconds > _LONG_EVALUATION, self.world.device):
+            self._save()
+        began = time.perf_counter()
+        metrics = self._evaluate()
+        self.eval_seconds = time.perf_counter() - began
+        self.at.pending = None
+        return metrics
 
     def _evaluate(self) -> dict[str, float]:
         model = self.ema.module if self.ema is not None else self.model

@@ -1,6 +1,7 @@
 """`tailprop eval`: top-1 and top-5 of a checkpoint on any data."""
 
 import json
+import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -50,14 +51,15 @@ class DataChoice:
     workers: int | None = None
     """Loader processes."""
 
-    def over(self, data: DataConfig) -> DataConfig:
+    def over(self, data: DataConfig, split: str = "validation") -> DataConfig:
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         if "size_px" in given and "resize_px" not in given:
             given["resize_px"] = round(given["size_px"] * (data.resize_px or data.size_px) / data.size_px)
         if "root" in given and "source" not in given and data.source not in ("folder", "parquet"):
             given["source"] = "folder"
-        if "root" in given and "held_out" not in given and given["root"] != data.root:
-            given["held_out"] = 1.0
+        is_own = data.root is not None and "root" in given and given["root"].resolve() == data.root.resolve()
+        if "root" in given and "held_out" not in given and not is_own:
+            given["held_out"] = 0.0 if split == "train" else 1.0
         changed = replace(data, **given)
         changed.check()
         return changed
@@ -94,15 +96,15 @@ def run(options: Eval) -> None:
     world = join(options.device)
     try:
         classifier = load_classifier(options.checkpoint, options.model)
-        data = options.data.over(classifier.data)
+        data = options.data.over(classifier.data, options.split)
         source = open_source(data, options.split)
         align_classes(source, classifier.classes)
         result = evaluate_on(classifier, source, data, world, options.batch, options.precision)
         if world.is_first:
             _say(options, classifier, data, result)
             if isinstance(source, Folder) and source.share is not None:
-                what = "all of it was" if source.share == 1 else f"the {source.share:.0%} that training holds out were"
-                Console().print(f"{data.root} has no split of its own: {what} measured (--data.held-out)")
+                what = "all of it was" if source.share in (0, 1) else f"the {source.share:.0%} that training holds out were"
+                print(f"{data.root} has no split of its own: {what} measured (--data.held-out)")
     finally:
         leave()
 
@@ -121,6 +123,8 @@ def align_classes(source: Source, known: tuple[str, ...]) -> None:
             f"the data has {len(source.classes)} classes, among them {strange!r}, and the model knows {len(known)} others "
             f"({', '.join(known[:3])}, ...)"
         )
+    else:
+        print("the data names its classes otherwise than the model: they are taken in order", file=sys.stderr)
 
 
 def evaluate_on(
@@ -164,7 +168,7 @@ def _say(options: Eval, classifier: Classifier, data: DataConfig, result: Accura
     table.add_row(classifier.name, str(result.count), str(data.size_px), *figures)
     console.print(table)
     if result.broken:
-        console.print(f"{len(result.broken)} broken pictures left out, the first: {result.broken[0]}")
+        print(f"{len(result.broken)} broken pictures left out, the first: {result.broken[0]}")
     if options.confusion is not None:
         options.confusion.parent.mkdir(parents=True, exist_ok=True)
         draw_confusion(result.confusion, classifier.classes, options.confusion)

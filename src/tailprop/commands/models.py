@@ -37,4 +37,5 @@ def run(options: Models) -> None:
             f"{count_parameters(model) / 1e6:.1f} M",
             f"{count_macs(model, options.height, options.width) / 1e9:.2f}",
         )
-    Console().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=120)).print(table)  # in a pipe nothing is cut off

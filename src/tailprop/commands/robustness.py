@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tailprop.checks import check_at_least
-from tailprop.commands.eval import DataChoice, evaluate_on
+from tailprop.commands.eval import DataChoice, align_classes, evaluate_on
 from tailprop.data.classify import DataConfig, open_source
 from tailprop.data.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
 from tailprop.data.sources import Source
@@ -166,6 +166,7 @@ def _relabel(source: Source, name: str, outputs: Sequence[int], limit: int) -> S
 def _measure_corruptions(options: Robustness, classifier: Classifier, world: World) -> Iterator[Row]:
     data = options.data.over(classifier.data)
     source = open_source(data, "validation")
+    align_classes(source, classifier.classes)
     rows = _rows(len(source.labels), options.limit)
     selection = Selection(source, rows, source.classes, source.labels[rows])
     prepare = classifier.transform(data)

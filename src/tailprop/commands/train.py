@@ -1,7 +1,9 @@
 """`tailprop train RECIPE`: train by a recipe, every setting open to the command line."""
 
 import dataclasses
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -37,8 +39,7 @@ def run(config: Any) -> int:
     config.check()
     world = join(config.run.device, config.run.threads)
     if any_true(world.is_first and RunFolder(config.run.out).is_of(launch_name()), world.device):
-        # torchrun started us again: go on where we were
-        config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True, overwrite=False))
+        config = _go_on(config, world)
     try:
         train(config, world)
     except Interrupted as stop:
@@ -54,16 +55,36 @@ def run(config: Any) -> int:
     return 0
 
 
+def _go_on(config: Any, world: World) -> Any:
+    """The settings of a run that this launch of torchrun began, and that it has started again."""
+    is_restart = any_true(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0, world.device)
+    if config.run.overwrite and not is_restart:
+        raise ValueError(
+            f"{config.run.out} was begun by a launch of the same name ({launch_name()}): go on with it (without "
+            "--run.overwrite), or give torchrun another --rdzv-id"
+        )
+    if world.is_first:
+        print(f"started again: {config.run.out} goes on")
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True, overwrite=False))
+
+
 def train(config: Any, world: World, summary: bool = True) -> tuple[Trainer, Any]:
     """Train, draw the learning curve, and say what came out."""
     task = find_task(config.task)[1](config, world)
     trainer = Trainer(task, config.optim, config.run, to_dict(config), world)
     history = trainer.run()
     if world.is_first:
-        task.draw(history, trainer.folder.path)
+        _draw(task, history, trainer.folder.path)
         if summary:
             _say(trainer)
     return trainer, task
+
+
+def _draw(task: Any, history: list[dict[str, float]], folder: Path) -> None:
+    try:
+        task.draw(history, folder)
+    except Exception as error:  # a finished run must not fail for a picture
+        print(f"tailprop: its pictures could not be drawn ({type(error).__name__}: {error})", file=sys.stderr)
 
 
 def _say(trainer: Trainer) -> None:
@@ -73,4 +94,4 @@ def _say(trainer: Trainer) -> None:
         f"best: [bold]{trainer.task.summary(best)}[/] after epoch {best['epoch']:.0f}; "
         f"{trainer.at.seconds / 60:.1f} minutes of training"
     )
-    console.print(f"{folder.weights}: the best weights; {folder.path / 'learning.png'}: the curve")
+    print(f"{folder.weights}: the best weights; {folder.path / 'learning.png'}: the curve")

@@ -110,6 +110,8 @@ class AugmentConfig:
             check_at_least(f"augment.{name}", getattr(self, name), 0)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"augment.scale rises within (0, 1], got {self.scale}")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"augment.ratio rises from above 0, got {self.ratio}")
         check_choice("augment.interpolation", self.interpolation, _INTERPOLATIONS)
         if self.auto_augment is not None and not self.auto_augment.startswith(_POLICIES):
             raise ValueError(f"augment.auto_augment is spelt as in timm, as rand-m9-mstd0.5-inc1; got {self.auto_augment!r}")
@@ -192,8 +194,7 @@ def train_transforms(data: DataConfig, augment: AugmentConfig, in_chans: int = 3
 
 def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> Any:
     mean, std = normalisation(in_chans)
-    return create_transform(
-        side,
+    settings: dict[str, Any] = dict(
         is_training=True,
         scale=augment.scale,
         ratio=augment.ratio,
@@ -205,6 +206,10 @@ def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> Any:
         std=std,
         normalize=False,
     )
+    try:
+        return create_transform(side, **settings)
+    except (AssertionError, ValueError, KeyError, IndexError) as error:
+        raise ValueError(f"timm does not understand augment.auto_augment {augment.auto_augment!r}: {error}") from None
 
 
 class Finish:
@@ -270,5 +275,6 @@ def eval_transform(
     mean, std = statistics or normalisation(in_chans)
     # timm rounds size / crop down; the half keeps 93 from becoming 92
     crop = data.size_px / ((data.resize_px or data.size_px) + 0.5)
-    how = dict(interpolation=augment.interpolation, crop_pct=crop, crop_mode=crop_mode, mean=mean, std=std)
+    interpolation = "bicubic" if augment.interpolation == "random" else augment.interpolation
+    how = dict(interpolation=interpolation, crop_pct=crop, crop_mode=crop_mode, mean=mean, std=std)
     return create_transform(data.size_px, **how)

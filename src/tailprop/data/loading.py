@@ -5,10 +5,12 @@ index). So a run that stops in the middle of an epoch goes on with exactly the b
 number of workers nor, for the same global batch, the number of processes changes what is learned from.
 """
 
+import atexit
 import os
 import random
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,7 +130,7 @@ def make_loader(
     workers: int,
     device: torch.device,
 ) -> DataLoader[Any]:
-    return DataLoader(
+    loader = DataLoader(
         dataset,
         batch_sampler=order,
         collate_fn=collate,
@@ -140,6 +142,20 @@ def make_loader(
         # forked workers share the sources' memory; anything else would pickle them
         multiprocessing_context="fork" if workers > 0 and sys.platform == "linux" else None,
     )
+    _LOADERS.add(loader)
+    return loader
+
+
+_LOADERS: "weakref.WeakSet[DataLoader[Any]]" = weakref.WeakSet()
+
+
+@atexit.register
+def _shut_down() -> None:
+    """End the workers before Python waits for them: they ignore the signals that would, see `_begin_worker`."""
+    for loader in list(_LOADERS):
+        iterator = getattr(loader, "_iterator", None)
+        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
 
 
 def _begin_worker(worker: int, polite: bool) -> None:  # noqa: ARG001 - torch passes the worker's number

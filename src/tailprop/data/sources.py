@@ -5,12 +5,16 @@ A source knows its classes and labels without reading a picture, and reads one p
 
 import hashlib
 import io
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 from PIL import Image
+
+from tailprop.data.pictures import is_picture, printable
 
 __all__ = ["SPLITS", "Digits", "Folder", "Parquet", "Source", "TimmDataset", "check_labels", "split_hash"]
 
@@ -33,7 +37,7 @@ class Folder:
     """One folder for each class: root/train/cat/1.jpg and root/val/cat/2.jpg, or root/cat/1.jpg with a share held out."""
 
     def __init__(self, root: Path, split: str, held_out: float = 0.2) -> None:
-        from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+        from torchvision.datasets.folder import find_classes, make_dataset
 
         self.root = _existing(root)
         given = _split_folders(root)
@@ -43,15 +47,17 @@ class Folder:
         try:
             names = [name for name in find_classes(str(given["train"] or where or root))[0] if not name.startswith(".")]
             index = {name: place for place, name in enumerate(names)}
-            pictures = make_dataset(str(where or root), index, extensions=IMG_EXTENSIONS, allow_empty=True)
+            pictures = make_dataset(str(where or root), index, is_valid_file=_is_visible_picture, allow_empty=True)
         except FileNotFoundError as error:
             raise ValueError(f"{root}: {error}; expected one folder of pictures for each class") from None
         _refuse_unknown_classes(where or root, names)
         self.share = held_out if where is None else None  # held out of one tree; none = there is a split
         if where is None:  # one tree: hold out a share, chosen by each file's own name so that new files move no old ones
-            pictures = [p for p in pictures if _is_held_out(p[0], root, held_out) == (split != "train")]
+            chosen = _hold_out(pictures, root, held_out)
+            pictures = [p for p in pictures if (p[0] in chosen) == (split != "train")]
         if not pictures:
             raise ValueError(f"no pictures for {split} under {where or root}")
+        _warn_of_empty_classes(names, {label for _, label in pictures}, split, where or root)
         self.classes = tuple(names)
         self.paths = [Path(path) for path, _ in pictures]
         self.labels = np.array([label for _, label in pictures])
@@ -91,7 +97,8 @@ class Parquet:
         self.labels = np.asarray(table.with_format("numpy")[label_column])
         names = labels.names if isinstance(labels, datasets.ClassLabel) else range(int(self.labels.max(initial=-1)) + 1)
         self.classes = tuple(map(str, names))
-        self.chunks = _byte_chunks(table.data.column(self.image_column))
+        self.column = table.data.column(self.image_column)
+        self.chunks = _byte_chunks(self.column)
         self.starts = np.cumsum([0] + [len(chunk) for chunk in self.chunks])
 
     def read(self, index: int) -> Image.Image:
@@ -102,7 +109,17 @@ class Parquet:
         return Image.open(io.BytesIO(cell.as_buffer()))
 
     def name(self, index: int) -> str:
-        return f"{self.shards[0].parent.name}/{self.shards[0].name.split('-')[0]} row {index}"
+        import pyarrow.parquet as pq
+
+        row = index
+        for shard in self.shards:  # only asked for what is broken: no need to keep their lengths
+            rows = pq.ParquetFile(shard).metadata.num_rows
+            if row < rows:
+                break
+            row -= rows
+        cell = self.column[index].as_py()
+        path = cell.get("path") if isinstance(cell, dict) else None
+        return f"{shard.name} row {row}" + (f" ({path})" if path else "")
 
 
 class TimmDataset:
@@ -114,7 +131,7 @@ class TimmDataset:
         try:
             self.data = create_dataset(name, root=str(root) if root else None, split=split, download=download)
             self.labels = np.array(_timm_labels(self.data))
-        except (RuntimeError, AssertionError, FileNotFoundError) as error:
+        except (RuntimeError, AssertionError, FileNotFoundError, TypeError, KeyError, ImportError) as error:
             raise ValueError(f"timm cannot open {name!r} under {root}: {error or 'not found'}") from None
         reader = getattr(self.data, "reader", self.data)
         names = (
@@ -152,10 +169,10 @@ class Digits:
 
 def split_hash(source: Source) -> str:
     """A fingerprint of which pictures a split holds, in which order, with which labels."""
-    digest = hashlib.sha256("\n".join(source.classes).encode())
+    digest = hashlib.sha256(os.fsencode("\n".join(source.classes)))
     digest.update(np.ascontiguousarray(source.labels, dtype=np.int64).tobytes())
     if isinstance(source, Folder):
-        digest.update("\n".join(source.name(i) for i in range(len(source.labels))).encode())
+        digest.update(os.fsencode("\n".join(source.name(i) for i in range(len(source.labels)))))
     elif isinstance(source, Parquet):
         digest.update("\n".join(f"{shard.name} {shard.stat().st_size}" for shard in source.shards).encode())
     return digest.hexdigest()[:16]
@@ -178,12 +195,26 @@ def _existing(root: Path) -> Path:
 
 
 def _split_folders(root: Path) -> dict[str, Path | None]:
-    """The folders of the splits; none where the folders are classes, of which one may be called train."""
-    present = [path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    named = {split: next((root / name for name in names if name in present), None) for split, names in SPLITS.items()}
-    if len(present) > 1 and sum(path is not None for path in named.values()) == 1:
-        return dict.fromkeys(SPLITS)
-    return named
+    """The folders of the splits: those that hold folders themselves. One that holds pictures is a class of that name."""
+    return {
+        split: next((root / name for name in names if (root / name).is_dir() and _holds_folders(root / name)), None)
+        for split, names in SPLITS.items()
+    }
+
+
+def _holds_folders(folder: Path) -> bool:
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    return any(path.is_dir() for path in inside) and not any(_is_visible_picture(str(path)) for path in inside)
+
+
+def _is_visible_picture(path: str) -> bool:
+    return is_picture(Path(path)) and not Path(path).name.startswith(".")  # macOS leaves ._1.jpg beside 1.jpg
+
+
+def _warn_of_empty_classes(names: Sequence[str], present: set[int], split: str, where: Path) -> None:
+    empty = [name for place, name in enumerate(names) if place not in present]
+    if empty:
+        print(f"{where}: no picture for {split} of {', '.join(map(printable, empty[:5]))}", file=sys.stderr)
 
 
 def _refuse_unknown_classes(where: Path, names: Sequence[str]) -> None:
@@ -192,9 +223,22 @@ def _refuse_unknown_classes(where: Path, names: Sequence[str]) -> None:
         raise ValueError(f"{where} has classes that training does not know: {', '.join(extra[:5])}")
 
 
-def _is_held_out(path: str, root: Path, share: float) -> bool:
-    digest = hashlib.sha256(Path(path).relative_to(root).as_posix().encode()).digest()
-    return int.from_bytes(digest[:4]) < share * 2**32
+def _hold_out(pictures: Sequence[tuple[str, int]], root: Path, share: float) -> set[str]:
+    """The files held out, chosen by each one's own name; of every class at least one, and never all of it."""
+    chosen: set[str] = set()
+    for label in {label for _, label in pictures}:
+        drawn = sorted((_lot(path, root), path) for path, place in pictures if place == label)
+        count = sum(lot < share for lot, _ in drawn)
+        if 0 < share < 1 and len(drawn) > 1:
+            count = min(max(count, 1), len(drawn) - 1)
+        chosen |= {path for _, path in drawn[:count]}
+    return chosen
+
+
+def _lot(path: str, root: Path) -> float:
+    """A number from 0 to 1 that a file keeps wherever the root lies, whatever files come and go beside it."""
+    digest = hashlib.sha256(os.fsencode(Path(path).relative_to(root).as_posix())).digest()
+    return int.from_bytes(digest[:4]) / 2**32
 
 
 def _find_shards(root: Path, split: str) -> list[Path]:

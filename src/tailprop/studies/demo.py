@@ -16,6 +16,7 @@ import tailprop
 from tailprop.commands.train import train
 from tailprop.config import build, find_recipe, read_recipe
 from tailprop.distributed import join
+from tailprop.runs import read_config
 from tailprop.tasks.classify import ClassifyConfig
 
 
@@ -38,6 +39,8 @@ class Demo:
 def run(demo: Demo) -> None:
     config = _config(demo)
     config.check()
+    if (demo.out / "config.yaml").exists() and read_config(demo.out)["data"].get("source") != "digits":
+        raise ValueError(f"{demo.out} holds another run than the demo's; choose another --out")
     console = Console()
     console.print(f"{demo.model} learns 1198 handwritten digits of 32 px; 599 are held out")
     trainer, task = train(config, join(), summary=False)

@@ -128,15 +128,24 @@ class Classification:
             "examples": {name: len(source.labels) for name, source in self.sources.items()},
             "split_hash": {name: split_hash(source) for name, source in self.sources.items()},
             "parameters": count_parameters(model),
-            "macs": count_macs(model.eval(), size, size),
+            "macs": self._count_macs(model.eval(), size),
         }
+
+    def _count_macs(self, model: nn.Module, size: int) -> int:
+        try:
+            return count_macs(model, size, size)
+        except (AssertionError, RuntimeError) as error:  # transformers of a fixed size refuse others
+            name, reason = self.config.model.name, str(error).splitlines()[0]
+            raise ValueError(
+                f"{name} does not take pictures of {size} px: {reason} Change --data.size-px, or set img_size in model.args"
+            ) from None
 
     def metadata(self) -> dict[str, str]:
         """What the exported weights say of themselves."""
         return {
             "architecture": self.config.model.name,
             "num_classes": str(self.num_classes),
-            "classes": "\n".join(self.classes),
+            "classes": "\n".join((*self.classes, *map(str, range(len(self.classes), self.num_classes)))),
         }
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
