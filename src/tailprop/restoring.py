@@ -1,0 +1,116 @@
+"""Restoring whole pictures, and measuring how well: PSNR, SSIM and PSNR-B in SwinIR's protocol.
+
+Shapes: B batch, C channels, H, W; float32 with white at 1.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tailprop.data.loading import Broken, to_device
+from tailprop.data.restore import Pair
+from tailprop.distributed import gather
+from tailprop.quality import Picture, psnr, psnr_b, ssim
+
+__all__ = ["Restored", "Score", "Scores", "evaluate_restorer", "mean_scores", "restore_whole", "to_picture"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one picture came out."""
+
+    name: str
+    psnr: float  # dB
+    ssim: float
+    psnr_b: float  # dB
+    damaged_psnr: float  # dB, before restoration
+    damaged_ssim: float
+    damaged_psnr_b: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How all pictures came out, in the order of their files."""
+
+    rows: tuple[Score, ...]
+    broken: tuple[Broken, ...] = ()
+
+    def mean(self, name: str) -> float:
+        return float(np.mean([getattr(row, name) for row in self.rows]))
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A picture before and after, and as it should be, 8 bits each, (H, W, C)."""
+
+    name: str
+    damaged: Picture
+    restored: Picture
+    clean: Picture
+
+
+@torch.inference_mode()
+def restore_whole(model: nn.Module, damaged: Tensor) -> Tensor:
+    """The restored picture, (B, C, H, W) -> the same, in one piece."""
+    return model(damaged).float()
+
+
+def evaluate_restorer(
+    restore: Callable[[Tensor], Tensor],
+    pairs: Iterable[Pair | Broken],
+    device: torch.device,
+    see: Callable[[Restored], object] = lambda _restored: None,
+) -> Scores:
+    """The scores of every picture over all processes.
+
+    Args:
+        restore: Makes of a damaged picture, (1, C, H, W), a restored one.
+        pairs: This process's share of the pictures.
+        see: Is shown each picture, to draw it or to count.
+    """
+    rows: list[Score] = []
+    broken: list[Broken] = []
+    for pair in pairs:
+        if isinstance(pair, Broken):
+            broken.append(pair)
+            continue
+        restored = restore(to_device(pair.damaged[None], device))[0].cpu()
+        shown = Restored(pair.name, to_picture(pair.damaged), to_picture(restored), to_picture(pair.clean))
+        rows.append(_score(shown, pair))
+        see(shown)
+    everything = sorted((row for share in gather(rows) for row in share), key=lambda row: row.name)
+    if not everything:
+        raise ValueError("no picture could be restored")
+    return Scores(tuple(everything), tuple(b for share in gather(broken) for b in share))
+
+
+def _score(shown: Restored, pair: Pair) -> Score:
+    try:
+        after, before = _all_three(shown.restored, shown.clean), _all_three(shown.damaged, shown.clean)
+    except ValueError as error:
+        raise ValueError(f"{shown.name}: {error}") from None
+    # Noise is never rounded nor clipped, so neither is the damaged picture's own figure.
+    mean_square = float((pair.damaged.double() - pair.clean.double()).square().mean())
+    exact = float("inf") if mean_square == 0 else -10 * float(np.log10(mean_square))
+    return Score(shown.name, *after, exact, *before[1:])
+
+
+def _all_three(picture: Picture, clean: Picture) -> tuple[float, float, float]:
+    return psnr(picture, clean), ssim(picture, clean), psnr_b(picture, clean)
+
+
+def mean_scores(scores: Scores) -> dict[str, float]:
+    return {f.name: scores.mean(f.name) for f in fields(Score) if f.name != "name"}
+
+
+def to_picture(values: Tensor) -> Picture:
+    """Clipped and rounded to 8 bits, (C, H, W) -> (H, W, C)."""
+    return np.asarray((values.float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
+
+
+def weights_name(path: Path) -> str:
+    return path.parent.name if path.is_file() else path.name
