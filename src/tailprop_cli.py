@@ -17,6 +17,7 @@ COMMANDS = {
     "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the loader keeps up with training"),
     "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on embedded digits and draw the operator"),
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare starting values of the propagation scales"),
+    "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks in equal time"),
 }
 # (name, task): the same for checkpoints of other tasks than classification, and for a task named after `bench`.
 TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from tailprop.quality import psnr
 from tailprop.restoring import Restored
 
-__all__ = ["draw_confusion", "draw_learning", "draw_restored"]
+__all__ = ["draw_confusion", "draw_curves", "draw_learning", "draw_restored"]
 
 
 def draw_learning(history: Sequence[dict[str, float]], path: Path, metrics: dict[str, str]) -> None:
@@ -51,6 +51,18 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
     axes.set_yticks(range(len(labels)), labels)
     right = counts.diagonal().sum().item() / max(1, counts.sum().item())
     axes.set(xlabel="predicted", ylabel="true", title=f"{100 * right:.1f} % of {counts.sum().item()} right")
+    figure.savefig(path, dpi=120)
+
+
+def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, across: str, up: str) -> None:
+    """Several runs in one picture: name: (across, up)."""
+    figure = _figure(7, 4)
+    axes = figure.subplots()
+    for name, (x, y) in curves.items():
+        axes.plot(x, y, marker=".", label=name)
+    axes.set(xlabel=across, ylabel=up)
+    axes.grid(alpha=0.3)
+    axes.legend()
     figure.savefig(path, dpi=120)
 
 

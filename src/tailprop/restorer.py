@@ -3,8 +3,8 @@
 Shapes: B batch, H height, W width, C channels. Pictures come and go as (B, in_chans, H, W) with values around [0, 1], of any
 size; inside the body maps are channels-last, (B, H, W, C), as in `backbone`.
 
-The body (SwinIR, Liang et al. 2021): a 3x3 convolution, residual groups of layers each closed by a convolution, a long skip over
-all groups, a 3x3 convolution out. For noise and JPEG the output is added to the input: what is learned is the damage.
+The body (SwinIR, Liang et al. 2021): a 3x3 convolution, residual groups of layers each closed by a convolution, a long skip
+over all groups, a 3x3 convolution out. For noise and JPEG the output is added to the input: what is learned is the damage.
 """
 
 from collections.abc import Sequence
@@ -184,7 +184,7 @@ class DnCNN(nn.Module):
 
 
 def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Mirror the picture beyond its right and lower edge until its sides are multiples; repeat the edge where it is too thin."""
+    """Mirror the picture beyond its right and lower edge until its sides are multiples; a thin one gets its edge repeated."""
     h, w = x.shape[-2:]
     below, right = -h % multiple, -w % multiple
     if below == right == 0:
@@ -214,7 +214,13 @@ def _check_body(in_chans: int, dim: int, depths: Sequence[int], num_heads: int, 
 
 _PAPER = dict(dim=180, depths=(6, 6, 6, 6, 6, 6), num_heads=6, drop_path_rate=0.1, embedding_px=128)
 _LIGHT = dict(dim=48, depths=(4, 4, 4), num_heads=4, patch_px=2, embedding_px=32)
-_FAMILIES = {"tailprop_ir": "tailprop", "vheat_ir": "heat", "waveformer_ir": "wave", "swinir": WINDOW, "identity_ir": "identity"}
+_FAMILIES = {
+    "tailprop_ir": "tailprop",
+    "vheat_ir": "heat",
+    "waveformer_ir": "wave",
+    "swinir": WINDOW,
+    "identity_ir": "identity",
+}
 
 # The paper's restoration networks, and light ones for a CPU; identity_ir is the control without propagation.
 RESTORERS: Final[dict[str, dict[str, Any]]] = {

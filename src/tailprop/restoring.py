@@ -5,7 +5,6 @@ Shapes: B batch, C channels, H, W; float32 with white at 1.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -110,7 +109,3 @@ def mean_scores(scores: Scores) -> dict[str, float]:
 def to_picture(values: Tensor) -> Picture:
     """Clipped and rounded to 8 bits, (C, H, W) -> (H, W, C)."""
     return np.asarray((values.float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
-
-
-def weights_name(path: Path) -> str:
-    return path.parent.name if path.is_file() else path.name

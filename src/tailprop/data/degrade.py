@@ -37,7 +37,7 @@ def add_noise(clean: Unit, sigma: float, rng: np.random.Generator) -> Unit:
 def add_test_noise(clean: Unit, sigma: float) -> Unit:
     """The noise of SwinIR's test: numpy's old generator with seed 0 for every picture, drawn in OpenCV's order B, G, R."""
     shape: Any = clean.shape if clean.shape[2] > 1 else clean.shape[:2]
-    noise = np.random.RandomState(0).normal(0, sigma / 255, shape)  # noqa: NPY002 - the protocol names this generator
+    noise = np.random.RandomState(0).normal(0, sigma / 255, shape)
     return (clean + noise.reshape(clean.shape)[..., ::-1]).astype(np.float32)
 
 
