@@ -24,6 +24,8 @@ TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {
     ("eval", "detect"): ("tailprop.commands.eval_detect", "EvalDetect"),
     ("predict", "detect"): ("tailprop.commands.predict_detect", "PredictDetect"),
     ("bench", "detect"): ("tailprop.studies.bench_detect", "BenchDetect"),
+    ("eval", "restore"): ("tailprop.commands.eval_restore", "EvalRestore"),
+    ("predict", "restore"): ("tailprop.commands.predict_restore", "PredictRestore"),
 }
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tailprop.checks import check_at_least, check_between
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.restore import Pair
 from tailprop.distributed import gather
 from tailprop.quality import Picture, psnr, psnr_b, ssim
 
-__all__ = ["Restored", "Score", "Scores", "evaluate_restorer", "mean_scores", "restore_whole", "to_picture"]
+__all__ = ["Restored", "Score", "Scores", "evaluate_restorer", "mean_scores", "restore_tiled", "restore_whole", "to_picture"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,52 @@ class Restored:
 def restore_whole(model: nn.Module, damaged: Tensor) -> Tensor:
     """The restored picture, (B, C, H, W) -> the same, in one piece."""
     return model(damaged).float()
+
+
+@torch.inference_mode()
+def restore_tiled(
+    model: nn.Module,
+    damaged: Tensor,
+    tile_px: int,
+    overlap_px: int,
+    tick: Callable[[float], object] = lambda _share: None,
+) -> Tensor:
+    """The restored picture, (B, C, H, W) -> the same, in overlapping tiles: each fades into the next across their overlap.
+
+    What is far from a tile cannot help it, so a network that looks at the whole picture loses a little; how much stands in
+    docs/restoration.md. `tick` is told the share that each tile is.
+    """
+    check_at_least("tile_px", tile_px, 16)
+    check_between("overlap_px", overlap_px, 0, tile_px // 2)
+    h, w = damaged.shape[-2:]
+    tops, lefts = _places(h, tile_px, overlap_px), _places(w, tile_px, overlap_px)
+    total = torch.zeros_like(damaged, dtype=torch.float32)
+    weights = torch.zeros(h, w, device=damaged.device)
+    for top, left in ((top, left) for top in tops for left in lefts):
+        rows, columns = slice(top, min(top + tile_px, h)), slice(left, min(left + tile_px, w))
+        fade = _ramp(rows, h, overlap_px, damaged)[:, None] * _ramp(columns, w, overlap_px, damaged)  # (h, w) of the tile
+        total[..., rows, columns] += fade * model(damaged[..., rows, columns]).float()
+        weights[rows, columns] += fade
+        tick(1 / (len(tops) * len(lefts)))
+    return total / weights
+
+
+def _places(length: int, tile: int, overlap: int) -> list[int]:
+    """Where tiles begin along an axis: evenly spread, overlapping by at least so much, the last one ending at the end."""
+    if length <= tile:
+        return [0]
+    count = -(-(length - overlap) // (tile - overlap))
+    return [round(i * (length - tile) / (count - 1)) for i in range(count)]
+
+
+def _ramp(part: slice, length: int, overlap: int, like: Tensor) -> Tensor:
+    """Weights along a side of a tile: rising over the overlap, except where the picture ends."""
+    size = part.stop - part.start
+    rise = torch.arange(1, size + 1, device=like.device, dtype=torch.float32) / (overlap + 1)
+    ones = torch.ones_like(rise)
+    begin = ones if part.start == 0 else rise.clamp(max=1)
+    end = ones if part.stop == length else rise.clamp(max=1).flip(0)
+    return begin * end
 
 
 def evaluate_restorer(

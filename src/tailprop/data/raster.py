@@ -1,7 +1,6 @@
 """Pictures as arrays with every bit they have: 8 or 16 for each value, gray or colour, with or without transparency.
 
-Pillow reads 16-bit gray but cuts 16-bit colour down to 8; there torchvision (PNG) and tifffile (TIFF) step in. Nothing at hand
-writes 16-bit colour as PNG, so that is written as TIFF.
+Pillow cuts 16-bit colour down to 8 bits; there imagecodecs (PNG) and tifffile step in.
 
 Shapes: (H, W, C) with C = 1 gray, 2 gray and alpha, 3 RGB, 4 RGBA.
 """
@@ -9,17 +8,19 @@ Shapes: (H, W, C) with C = 1 gray, 2 gray and alpha, 3 RGB, 4 RGBA.
 from pathlib import Path
 from typing import Any, Final
 
+import imagecodecs
 import numpy as np
 import numpy.typing as npt
 import tifffile
-import torch
 from PIL import Image
-from torchvision.io import ImageReadMode, decode_png
 
+from tailprop.checkpoint import write_atomically
 from tailprop.data.loading import Broken
 from tailprop.data.pictures import reason_of, upright
 
 __all__ = ["Pixels", "fit_channels", "peak", "read_pixels", "studio_luma", "try_pixels", "write_pixels"]
+
+_BITS_PER_SAMPLE: Final = 258  # tag of TIFF
 
 Pixels = npt.NDArray[Any]  # uint8 or uint16
 LUMA: Final = (65.481, 128.553, 24.966)  # BT.601 in studio range, 16 to 235 of 255; MATLAB's rgb2ycbcr
@@ -61,14 +62,15 @@ def _plain_mode(picture: Image.Image) -> str:
 
 
 def _is_deep_colour(file: Image.Image) -> bool:
-    """Whether Pillow is about to drop half of the bits: it knows them by a raw mode such as RGB;16B."""
-    return file.mode in ("RGB", "RGBA", "LA") and any(";16" in str(tile[3]) for tile in getattr(file, "tile", ()))
+    """Whether Pillow is about to drop half of the bits: it knows them by a raw mode such as RGB;16B, or by a tag of TIFF."""
+    raw_modes = [str(tile[3]) for tile in getattr(file, "tile", ())]
+    bits = dict(getattr(file, "tag_v2", {})).get(_BITS_PER_SAMPLE, ())
+    return file.mode in ("RGB", "RGBA", "LA") and (any(";16" in mode for mode in raw_modes) or 16 in bits)
 
 
 def _read_deep_colour(path: Path, kind: str) -> Pixels:
     if kind == "PNG":
-        content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-        return decode_png(content, ImageReadMode.UNCHANGED).permute(1, 2, 0).numpy()
+        return np.asarray(imagecodecs.png_decode(path.read_bytes()))
     if kind == "TIFF":
         with tifffile.TiffFile(path) as file:
             page = file.pages[0]
@@ -77,18 +79,11 @@ def _read_deep_colour(path: Path, kind: str) -> Pixels:
     raise ValueError(f"16-bit colour can be read from PNG and TIFF, not from {kind}; convert it")
 
 
-def write_pixels(path: Path, pixels: Pixels) -> Path:
-    """Save a picture, as PNG unless it has 16-bit colour; returns where, as the suffix depends on it."""
+def write_pixels(path: Path, pixels: Pixels) -> None:
+    """Save a picture as PNG, with the bits it has."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if pixels.dtype == np.uint16 and pixels.shape[2] > 1:
-        path = path.with_suffix(".tif")
-        extra = ["unassalpha"] if pixels.shape[2] in (2, 4) else None
-        kind = "minisblack" if pixels.shape[2] == 2 else "rgb"
-        tifffile.imwrite(path, pixels, photometric=kind, extrasamples=extra, compression="zlib")
-        return path
-    path = path.with_suffix(".png")
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(path)
-    return path
+    flat = np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    write_atomically(path, lambda part: part.write_bytes(imagecodecs.png_encode(flat)))
 
 
 def peak(pixels: Pixels) -> int:

@@ -1,5 +1,6 @@
 """Restoration: settings, model, batches, loss and metrics."""
 
+import dataclasses
 import hashlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ from tailprop.restoring import Restored, Scores, evaluate_restorer, restore_whol
 from tailprop.tasks.classify import weights_file
 from tailprop.warmstart import read_state_dict, warm_start
 
-__all__ = ["Restoration", "RestoreConfig", "RestorerConfig", "build_restorer", "charbonnier"]
+__all__ = ["Restoration", "RestoreConfig", "RestorerConfig", "build_restorer", "charbonnier", "take_one"]
 
 _SHOWN = 4  # pictures kept for the drawing of a run
 
@@ -78,12 +79,13 @@ class Restoration:
         self.train_loader = make_loader(crops, self.order, collate_pairs, data.workers, world.device)
         whole = WholePictures(self.paths["test"], data, channels)
         eval_order = EvalOrder(len(whole), 1, world)  # one at a time: sizes differ
-        self.eval_loader = make_loader(whole, eval_order, only_one, min(1, data.workers), world.device)
+        self.eval_loader = make_loader(whole, eval_order, take_one, min(1, data.workers), world.device)
         self.broken: dict[str, str] = {}
         self.shown: list[Restored] = []
 
-    def build_model(self) -> nn.Module:
-        return build_restorer(self.config.model, report=self.world.is_first)
+    def build_model(self, resumed: bool = False) -> nn.Module:
+        config = dataclasses.replace(self.config.model, init=None) if resumed else self.config.model
+        return build_restorer(config, report=self.world.is_first)
 
     def batches(self, epoch: int, step: int) -> Iterable[PairBatch]:
         """The batches of this process in an epoch, from an optimizer step on."""
@@ -162,7 +164,7 @@ def build_restorer(config: ModelConfig, report: bool = True) -> nn.Module:
     return model
 
 
-def only_one(examples: Sequence[Any]) -> Any:
+def take_one(examples: Sequence[Any]) -> Any:
     """The loader's batch of one, taken out."""
     return examples[0]
 
