@@ -25,6 +25,7 @@ TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {
     ("predict", "detect"): ("tailprop.commands.predict_detect", "PredictDetect"),
     ("bench", "detect"): ("tailprop.studies.bench_detect", "BenchDetect"),
     ("eval", "restore"): ("tailprop.commands.eval_restore", "EvalRestore"),
+    ("bench", "restore"): ("tailprop.studies.bench_restore", "BenchRestore"),
     ("predict", "restore"): ("tailprop.commands.predict_restore", "PredictRestore"),
 }
 

@@ -69,7 +69,7 @@ def test_strips_give_what_the_whole_gives(h: int, w: int, monkeypatch: pytest.Mo
 def test_a_strided_half_in_strips() -> None:
     x = torch.randn(1, 300, 20, 8)[..., :4]
     with torch.no_grad():
-        found = spectral_filter(x, lambda columns: torch.ones(1))
+        found = spectral_filter(x, lambda _: torch.ones(1))
     torch.testing.assert_close(found, x, rtol=0, atol=1e-5)
 
 

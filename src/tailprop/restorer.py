@@ -171,7 +171,8 @@ class DnCNN(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        nn.init.zeros_(self.conv_out.weight)  # begin with the picture as it is
+        for parameter in self.conv_out.parameters():  # begin with the picture as it is
+            nn.init.zeros_(parameter)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
