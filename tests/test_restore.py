@@ -305,3 +305,31 @@ def test_a_broken_training_picture(trained: Path, tmp_path: Path, capsys: pytest
     assert "not a picture; mend or remove it" in capsys.readouterr().err
     assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "b"), "--data.on-broken", "skip"]) == 0
     assert "left out" in capsys.readouterr().err
+
+
+def test_the_study_of_restorers(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailprop.studies import restorers
+
+    names = ("tailprop_ir_light", "identity_ir_light")
+    monkeypatch.setattr(restorers, "NETWORKS", names)
+    command = ["restorers", "--train", str(trained / "train"), "--test", str(trained / "test"), "--minutes", "0.0001"]
+    command += ["--recipe", str(trained / "r.yaml"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "a.csv")]
+    assert tailprop_cli.main([*command, "--only", names[0]]) == 0
+    assert tailprop_cli.main([*command, "--only", *names]) == 0  # the first is finished and stays
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines[0].startswith("network,parameters,steps")
+    assert {line.split(",")[0] for line in lines[1:]} == set(names)
+    assert (tmp_path / "a.png").is_file()
+
+
+def test_what_a_pixel_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tailprop.studies import bench_restore
+
+    rows = [bench_restore.measure("tailprop_ir_light", side, 1, dict(dim=8, depths=(1,))) for side in (16, 48)]
+    assert all(row.ns_per_px > 0 and row.bytes_per_px >= 0 for row in rows)
+    bench_restore._print(rows, {})
+    bench_restore._write(tmp_path / "a.csv", rows, {"threads": "1"})
+    assert "48" in capsys.readouterr().out
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
+    assert tailprop_cli.main(["bench", "restore", "--models", "tailprop_irr"]) == 2
+    assert "unknown restoration model" in capsys.readouterr().err

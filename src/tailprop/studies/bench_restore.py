@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -72,12 +73,12 @@ def run(options: BenchRestore) -> None:
         _write(options.out, rows, where)
 
 
-def _settings(options: BenchRestore, name: str) -> dict[str, object]:
+def _settings(options: BenchRestore, name: str) -> dict[str, Any]:
     given = dict(dim=options.dim, depths=(options.layers,) if options.layers else None)
     return {} if name == "dncnn" else {key: value for key, value in given.items() if value is not None}
 
 
-def measure(name: str, side: int, rounds: int, settings: dict[str, object]) -> Cost:
+def measure(name: str, side: int, rounds: int, settings: dict[str, Any]) -> Cost:
     """The cost of restoring one square gray picture."""
     torch.set_num_threads(1)
     model = create_restorer(name, **settings).eval()
