@@ -149,7 +149,7 @@ def test_refused_tiles() -> None:
 def test_dfwb_is_the_papers(name: str, channels: int, crop: int, paper: float) -> None:
     config = build(RestoreConfig, read_recipe(find_recipe(name)))
     config.check()
-    assert (config.model.name, config.model.in_chans, config.paper_psnr) == ("tailprop_ir", channels, paper)
+    assert (config.model.name, config.model.in_chans, config.paper_psnr["tailprop_ir"]) == ("tailprop_ir", channels, paper)
     assert (config.data.crop_px, config.optim.batch, config.optim.betas) == (crop, 1, (0.9, 0.999))
     assert config.optim.weight_decay == 0  # AdamW without decay is Adam
     schedule = build_schedule(config.optim, config.optim.epoch_steps, 1)

@@ -26,7 +26,7 @@ class Restorer:
     name: str
     in_chans: int
     data: RestoreDataConfig
-    paper_psnr: float | None = None
+    paper: str = ""  # what the paper says of it, and on which set
 
     def restore(
         self, damaged: Tensor, tile_px: int | None = None, overlap_px: int = 32, precision: str = "fp32"
@@ -56,4 +56,7 @@ def load_restorer(where: str) -> Restorer:
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit {config.name}: {str(error).splitlines()[1].strip()}") from None
     data = build(RestoreDataConfig, settings["data"], "data.")
-    return Restorer(model.eval(), config.name, config.in_chans, data, settings.get("paper_psnr"))
+    model.to(memory_format=torch.channels_last)  # as in training: another layout rounds differently
+    number = settings.get("paper_psnr", {}).get(config.name)
+    paper = "" if number is None else f"the paper, on {settings['paper_set']}: {number} dB"
+    return Restorer(model.eval(), config.name, config.in_chans, data, paper)

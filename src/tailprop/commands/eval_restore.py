@@ -118,7 +118,7 @@ def _say(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig, scor
     table.add_row(*_cells(Text(f"mean of {len(scores.rows)}"), mean_scores(scores), data.damage), style="bold")
     console.print(table)
     tiles = "whole pictures" if options.tile_px is None else f"tiles of {options.tile_px} px sharing {options.overlap_px}"
-    paper = f"; the paper: {restorer.paper_psnr} dB" if restorer.paper_psnr is not None else ""
+    paper = f"; {restorer.paper}" if restorer.paper else ""
     console.print(f"{restorer.name}, {damage}, {tiles}{paper}")
     if scores.broken:
         console.print(f"{len(scores.broken)} broken pictures left out, the first: {scores.broken[0]}")

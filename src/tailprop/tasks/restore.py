@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 from torch import Tensor, nn
 
 from tailprop.checks import check_at_least, check_choice
@@ -44,8 +45,10 @@ class RestoreConfig:
 
     task: Literal["restore"] = "restore"
     """What is trained."""
-    paper_psnr: float | None = None
-    """The paper's number for this recipe, to stand beside ours."""
+    paper_psnr: Annotated[dict[str, float], tyro.conf.Suppress] = field(default_factory=dict)
+    """The paper's number for a network of this recipe, to stand beside ours."""
+    paper_set: str = ""
+    """The test set it was measured on."""
     loss_eps: float = 1e-3
     """Charbonnier's epsilon: errors below it count by their square, white being 1."""
     model: RestorerConfig = field(default_factory=RestorerConfig)
@@ -85,7 +88,7 @@ class Restoration:
 
     def build_model(self, resumed: bool = False) -> nn.Module:
         config = dataclasses.replace(self.config.model, init=None) if resumed else self.config.model
-        return build_restorer(config, report=self.world.is_first)
+        return build_restorer(config, report=self.world.is_first and not resumed)
 
     def batches(self, epoch: int, step: int) -> Iterable[PairBatch]:
         """The batches of this process in an epoch, from an optimizer step on."""
@@ -125,7 +128,8 @@ class Restoration:
             draw_restored(self.shown, folder / "restored.png")
 
     def summary(self, best: dict[str, float]) -> str:
-        paper = f" (the paper: {self.config.paper_psnr})" if self.config.paper_psnr is not None else ""
+        number = self.config.paper_psnr.get(self.config.model.name)
+        paper = "" if number is None else f" (the paper, on {self.config.paper_set}: {number})"
         blocks = f", PSNR-B {best['psnr_b']:.2f} dB" if "psnr_b" in best else ""
         return f"PSNR {best['psnr']:.2f} dB{paper}, SSIM {best['ssim']:.4f}{blocks}"
 
