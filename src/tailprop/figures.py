@@ -7,8 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tailprop.quality import psnr
-from tailprop.restoring import Restored
+from tailprop.quality import Restored, psnr
 
 __all__ = ["draw_confusion", "draw_curves", "draw_learning", "draw_restored"]
 

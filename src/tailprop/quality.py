@@ -3,17 +3,28 @@
 Shapes: uint8 arrays (H, W, C). No border is cut off.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["psnr", "psnr_b", "ssim"]
+__all__ = ["Restored", "psnr", "psnr_b", "ssim"]
 
 _BLOCK: Final = 8  # JPEG's
 SSIM_LEAST_PX: Final = 11  # its window
 
 Picture = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A picture before and after, and as it should be, 8 bits each, (H, W, C)."""
+
+    name: str
+    damaged: Picture
+    restored: Picture
+    clean: Picture
 
 
 def psnr(restored: Picture, clean: Picture) -> float:

@@ -14,9 +14,9 @@ from tailprop.checks import check_at_least, check_between
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.restore import Pair
 from tailprop.distributed import gather
-from tailprop.quality import Picture, psnr, psnr_b, ssim
+from tailprop.quality import Picture, Restored, psnr, psnr_b, ssim
 
-__all__ = ["Restored", "Score", "Scores", "evaluate_restorer", "mean_scores", "restore_tiled", "restore_whole", "to_picture"]
+__all__ = ["Score", "Scores", "evaluate_restorer", "mean_scores", "restore_tiled", "restore_whole", "to_picture"]
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,6 @@ class Scores:
 
     def mean(self, name: str) -> float:
         return float(np.mean([getattr(row, name) for row in self.rows]))
-
-
-@dataclass(frozen=True)
-class Restored:
-    """A picture before and after, and as it should be, 8 bits each, (H, W, C)."""
-
-    name: str
-    damaged: Picture
-    restored: Picture
-    clean: Picture
 
 
 @torch.inference_mode()

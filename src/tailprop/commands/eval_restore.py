@@ -18,7 +18,8 @@ from tailprop.data.restore import RestoreDataConfig, WholePictures
 from tailprop.distributed import World, join, leave
 from tailprop.figures import draw_restored
 from tailprop.load_restorer import Restorer, load_restorer
-from tailprop.restoring import Restored, Scores, evaluate_restorer, mean_scores
+from tailprop.quality import Restored
+from tailprop.restoring import Scores, evaluate_restorer, mean_scores
 from tailprop.tasks.restore import take_one
 
 __all__ = ["EvalRestore", "run"]

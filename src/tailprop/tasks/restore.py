@@ -19,8 +19,9 @@ from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, to
 from tailprop.data.restore import Crops, PairBatch, RestoreDataConfig, WholePictures, collate_pairs
 from tailprop.distributed import World
 from tailprop.figures import draw_learning, draw_restored
+from tailprop.quality import Restored
 from tailprop.restorer import RESTORERS, create_restorer
-from tailprop.restoring import Restored, Scores, evaluate_restorer, restore_whole
+from tailprop.restoring import Scores, evaluate_restorer, restore_whole
 from tailprop.tasks.classify import weights_file
 from tailprop.warmstart import read_state_dict, warm_start
 
