@@ -18,6 +18,8 @@ from tailprop.quality import Picture, Restored, psnr, psnr_b, ssim
 
 __all__ = ["Score", "Scores", "evaluate_restorer", "mean_scores", "restore_tiled", "restore_whole", "to_picture"]
 
+_GRID = 8  # pixels
+
 
 @dataclass(frozen=True)
 class Score:
@@ -65,24 +67,28 @@ def restore_tiled(
     check_at_least("tile_px", tile_px, 16)
     check_between("overlap_px", overlap_px, 0, tile_px // 2)
     h, w = damaged.shape[-2:]
-    tops, lefts = _places(h, tile_px, overlap_px), _places(w, tile_px, overlap_px)
+    down, across = _places(h, tile_px, overlap_px), _places(w, tile_px, overlap_px)
     total = torch.zeros_like(damaged, dtype=torch.float32)
     weights = torch.zeros(h, w, device=damaged.device)
-    for top, left in ((top, left) for top in tops for left in lefts):
-        rows, columns = slice(top, min(top + tile_px, h)), slice(left, min(left + tile_px, w))
+    for rows, columns in ((rows, columns) for rows in down for columns in across):
         fade = _ramp(rows, h, overlap_px, damaged)[:, None] * _ramp(columns, w, overlap_px, damaged)  # (h, w) of the tile
         total[..., rows, columns] += fade * model(damaged[..., rows, columns]).float()
         weights[rows, columns] += fade
-        tick(1 / (len(tops) * len(lefts)))
+        tick(1 / (len(down) * len(across)))
     return total / weights
 
 
-def _places(length: int, tile: int, overlap: int) -> list[int]:
-    """Where tiles begin along an axis: evenly spread, overlapping by at least so much, the last one ending at the end."""
+def _places(length: int, tile: int, overlap: int) -> list[slice]:
+    """Tiles along an axis: evenly spread, overlapping by at least so much.
+
+    They begin at multiples of `_GRID`, on the picture's own grid of patches, windows and JPEG blocks: half a patch further a
+    network sees other patches. The last one may be a little longer for it.
+    """
     if length <= tile:
-        return [0]
-    count = -(-(length - overlap) // (tile - overlap))
-    return [round(i * (length - tile) / (count - 1)) for i in range(count)]
+        return [slice(0, length)]
+    count = max(2, -(-(length - overlap) // (tile - overlap)))
+    begins = [i * (length - tile) // (count - 1) // _GRID * _GRID for i in range(count)]
+    return [slice(begin, min(begin + tile + _GRID, length)) for begin in begins[:-1]] + [slice(begins[-1], length)]
 
 
 def _ramp(part: slice, length: int, overlap: int, like: Tensor) -> Tensor:

@@ -86,22 +86,25 @@ def _check_spatial(x: Tensor) -> None:
 
 
 def _is_large(x: Tensor) -> bool:
-    return _is_plain(x) and max(x.shape[-3], x.shape[-2]) > LARGE
+    return _takes_fft(x, -3) or _takes_fft(x, -2)
+
+
+def _takes_fft(x: Tensor, dim: int) -> bool:
+    """Whether an axis is long enough, in an eager run. Meta tensors are there to count the product's multiply-adds."""
+    return _is_plain(x) and x.device.type != "meta" and x.shape[dim] > LARGE
 
 
 def _dct(x: Tensor, dim: int) -> Tensor:
     """DCT-II along height or width, by the route its length asks for."""
-    n = x.shape[dim]
-    if _is_plain(x) and n > LARGE:
+    if _takes_fft(x, dim):
         return dct_fft(x, dim)
-    return (_along_width if dim in (-2, x.ndim - 2) else _along_height)(dct_basis(n, x), x)
+    return (_along_width if dim in (-2, x.ndim - 2) else _along_height)(dct_basis(x.shape[dim], x), x)
 
 
 def _idct(x: Tensor, dim: int) -> Tensor:
-    n = x.shape[dim]
-    if _is_plain(x) and n > LARGE:
+    if _takes_fft(x, dim):
         return idct_fft(x, dim)
-    return (_along_width if dim in (-2, x.ndim - 2) else _along_height)(dct_basis(n, x).mT, x)
+    return (_along_width if dim in (-2, x.ndim - 2) else _along_height)(dct_basis(x.shape[dim], x).mT, x)
 
 
 def _along_width(basis: Tensor, x: Tensor) -> Tensor:
