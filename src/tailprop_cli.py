@@ -17,12 +17,16 @@ COMMANDS = {
     "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the loader keeps up with training"),
     "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on embedded digits and draw the operator"),
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare starting values of the propagation scales"),
+    "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks in equal time"),
 }
 # (name, task): the same for checkpoints of other tasks than classification, and for a task named after `bench`.
 TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {
     ("eval", "detect"): ("tailprop.commands.eval_detect", "EvalDetect"),
     ("predict", "detect"): ("tailprop.commands.predict_detect", "PredictDetect"),
     ("bench", "detect"): ("tailprop.studies.bench_detect", "BenchDetect"),
+    ("eval", "restore"): ("tailprop.commands.eval_restore", "EvalRestore"),
+    ("bench", "restore"): ("tailprop.studies.bench_restore", "BenchRestore"),
+    ("predict", "restore"): ("tailprop.commands.predict_restore", "PredictRestore"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a run: learning curves and confusion."""
+"""Pictures of a run: learning curves, confusion, restored pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-__all__ = ["draw_confusion", "draw_learning"]
+from tailprop.quality import Restored, psnr
+
+__all__ = ["draw_confusion", "draw_curves", "draw_learning", "draw_restored"]
 
 
 def draw_learning(history: Sequence[dict[str, float]], path: Path, metrics: dict[str, str]) -> None:
@@ -48,6 +50,38 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
     axes.set_yticks(range(len(labels)), labels)
     right = counts.diagonal().sum().item() / max(1, counts.sum().item())
     axes.set(xlabel="predicted", ylabel="true", title=f"{100 * right:.1f} % of {counts.sum().item()} right")
+    figure.savefig(path, dpi=120)
+
+
+def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, across: str, up: str) -> None:
+    """Several runs in one picture: name: (across, up)."""
+    figure = _figure(7, 4)
+    axes = figure.subplots()
+    for name, (x, y) in curves.items():
+        axes.plot(x, y, marker=".", label=name)
+    axes.set(xlabel=across, ylabel=up)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def draw_restored(pictures: Sequence[Restored], path: Path, most_px: int = 256) -> None:
+    """Damaged, restored and clean side by side, a row for each picture; of large ones the middle, PSNR of the whole."""
+    figure = _figure(8.1, 2.95 * len(pictures))
+    for row, shown in zip(figure.subplots(len(pictures), 3, squeeze=False), pictures, strict=True):
+        titles = (
+            f"{shown.name}: {psnr(shown.damaged, shown.clean):.2f} dB",
+            f"restored: {psnr(shown.restored, shown.clean):.2f} dB",
+            "clean",
+        )
+        for axes, picture, title in zip(row, (shown.damaged, shown.restored, shown.clean), titles, strict=True):
+            h, w = picture.shape[:2]
+            top, left = max(0, h - most_px) // 2, max(0, w - most_px) // 2
+            middle = picture[top : top + most_px, left : left + most_px]
+            gray = middle.shape[2] == 1
+            axes.imshow(middle[..., 0] if gray else middle, cmap="gray" if gray else None, vmin=0, vmax=255)
+            axes.set_title(title, fontsize=9)
+            axes.axis("off")
     figure.savefig(path, dpi=120)
 
 

@@ -37,6 +37,8 @@ GATES: Final = ("content", "learned", "fixed")
 ORDER_MODES: Final = ("fixed", "learned", "content")
 SCALE_OFFSET: Final = 1e-4  # keeps k positive where softplus underflows
 
+_ALL: Final = slice(None)
+
 # The matched controls of the paper (Table 5 and Appendix E.1) as settings of `TailPropagation`.
 VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "tailprop": dict(orders=(2.0, 1.0), gate="content"),
@@ -82,7 +84,8 @@ def tail_propagate(
     torch.Size([1, 64, 48, 3])
     """
     _check_map(x)
-    return spectral_filter(x, _Mix.of(x, scales, weights, orders).response(x))  # (B, H, W, C)
+    mix = _Mix.of(x, scales, weights, orders)
+    return spectral_filter(x, lambda columns: mix.response(x, columns))  # (B, H, W, C)
 
 
 def tail_propagate_reference(
@@ -159,16 +162,16 @@ class _Mix(NamedTuple):
             )
         return cls(scales, weights, split)
 
-    def each_response(self, x: Tensor) -> list[Tensor]:
-        """The response of each order alone, K tensors (B or 1, H, W, C or 1)."""
+    def each_response(self, x: Tensor, columns: slice = _ALL) -> list[Tensor]:
+        """The response of each order alone at some columns of frequencies, K tensors (B or 1, H, columns, C or 1)."""
         h, w = x.shape[-3], x.shape[-2]
-        rho = frequency_grid(h, w, x)[None, :, :, None]
+        rho = frequency_grid(h, w, x)[None, :, columns, None]
         orders = (o[:, None, None, :] if isinstance(o, Tensor) else o for o in self.orders)
         return [stable_response(rho, k, order) for k, order in zip(self.scales, orders, strict=True)]
 
-    def response(self, x: Tensor) -> Tensor:
+    def response(self, x: Tensor, columns: slice = _ALL) -> Tensor:
         """sum_k w_k h_k, broadcastable to (B, H, W, C), as h_K + sum_(k<K) w_k (h_k - h_K): exactly 1 at rho = 0."""
-        *others, last = self.each_response(x)
+        *others, last = self.each_response(x, columns)
         mixed = last
         for k, h in enumerate(others):
             mixed = torch.addcmul(mixed, self.weights[:, k, None, None, :], h - last)

@@ -31,7 +31,7 @@ __all__ = [
 def heat_conduct(x: Tensor, k: Tensor) -> Tensor:
     """Heat conduction (vHeat): response exp(-rho k) with a diffusivity for each frequency and channel, k (H, W, C)."""
     rho = frequency_grid(x.shape[-3], x.shape[-2], x)[..., None]
-    return spectral_filter(x, torch.exp(-rho * at_least_float32(k)))
+    return spectral_filter(x, lambda columns: torch.exp(-rho[:, columns] * at_least_float32(k[:, columns])))
 
 
 def wave_propagate(x: Tensor, t: Tensor, speed: Tensor, damping: Tensor) -> Tensor:
@@ -39,10 +39,14 @@ def wave_propagate(x: Tensor, t: Tensor, speed: Tensor, damping: Tensor) -> Tens
 
     Response e^(-a t/2) [cos(w_d t) + (1 + a/2) sin(w_d t) / w_d], w_d = sqrt(max(v^2 rho - (a/2)^2, eps)).
     """
-    t, v, a = at_least_float32(t), at_least_float32(speed), at_least_float32(damping)
+    v, a = at_least_float32(speed), at_least_float32(damping)
     rho = frequency_grid(x.shape[-3], x.shape[-2], x)[..., None]
-    w_d = torch.sqrt(torch.clamp(v**2 * rho - (a / 2) ** 2, min=1e-6))
-    response = torch.exp(-a * t / 2) * (torch.cos(w_d * t) + (1 + a / 2) * torch.sin(w_d * t) / w_d)
+
+    def response(columns: slice) -> Tensor:
+        now = at_least_float32(t[:, columns])
+        w_d = torch.sqrt(torch.clamp(v**2 * rho[:, columns] - (a / 2) ** 2, min=1e-6))
+        return torch.exp(-a * now / 2) * (torch.cos(w_d * now) + (1 + a / 2) * torch.sin(w_d * now) / w_d)
+
     return spectral_filter(x, response)
 
 

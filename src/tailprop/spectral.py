@@ -6,14 +6,20 @@ The paper (Appendix A) writes the pair as X^ = D_H X D_W^T and X = D_H^T X^ D_W 
 factors are plain matrix products and no transpose is ever needed: along W the map is a batch of (W, C) matrices, along H a
 batch of (H, W*C) matrices. Width goes first in `dct2` because that product accepts a strided input (half of a wider tensor)
 without a copy; `idct2` runs in the opposite order, so its result is contiguous.
+
+An axis longer than `fast.LARGE` is transformed by FFT instead, where nobody records a graph: the product costs H + W
+multiply-adds for each value, which on a megapixel map would be most of all the work.
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from tailprop.fast import LARGE, dct_fft, filter_in_strips, idct_fft
 
 __all__ = ["dct2", "dct_basis", "frequency_grid", "idct2", "spectral_filter"]
 
@@ -27,18 +33,27 @@ def dct2(x: Tensor) -> Tensor:
     >>> torch.allclose(idct2(dct2(x)), x, atol=1e-5)
     True
     """
-    h, w, _ = _spatial_shape(x)
-    return _along_height(dct_basis(h, x), _along_width(dct_basis(w, x), x))  # (B, H, W, C)
+    _check_spatial(x)
+    return _dct(_dct(x, -2), -3)  # (B, H, W, C)
 
 
 def idct2(x: Tensor) -> Tensor:
     """Inverse of `dct2` (an orthonormal DCT-III over height and width)."""
-    h, w, _ = _spatial_shape(x)
-    return _along_width(dct_basis(w, x).mT, _along_height(dct_basis(h, x).mT, x))  # (B, H, W, C)
+    _check_spatial(x)
+    return _idct(_idct(x, -3), -2)  # (B, H, W, C)
 
 
-def spectral_filter(x: Tensor, response: Tensor) -> Tensor:
-    """IDCT(response * DCT(X)) with one transform pair; the response broadcasts to (B, H, W, C) and takes the dtype of x."""
+def spectral_filter(x: Tensor, response: Tensor | Callable[[slice], Tensor]) -> Tensor:
+    """IDCT(response * DCT(X)) with one transform pair; the response broadcasts to (B, H, W, C) and takes the dtype of x.
+
+    Instead of the response a function may be given that makes it for some columns of frequencies, broadcastable to
+    (B, H, columns, C). Of a large map it is asked for a few at a time, and the whole response never takes memory.
+    """
+    if callable(response):
+        if x.ndim == 4 and _is_large(x) and x.device.type == "cpu" and not torch.is_grad_enabled():
+            _check_spatial(x)
+            return filter_in_strips(x, response, (_dct, _idct))
+        response = response(slice(None))
     return idct2(dct2(x) * response.to(x.dtype))
 
 
@@ -63,13 +78,33 @@ def frequency_grid(h: int, w: int, like: Tensor) -> Tensor:
     return _build_grid(h, w, like.device).to(dtype)
 
 
-def _spatial_shape(x: Tensor) -> tuple[int, int, int]:
+def _check_spatial(x: Tensor) -> None:
     if x.ndim < 3:
         raise ValueError(f"a channels-last map needs at least 3 axes (..., H, W, C), got shape {tuple(x.shape)}")
     if not x.is_floating_point():
         raise ValueError(f"a floating-point map is needed, got {x.dtype}; convert it first, for example with x.float()")
-    h, w, c = x.shape[-3:]
-    return h, w, c
+
+
+def _is_large(x: Tensor) -> bool:
+    return _takes_fft(x, -3) or _takes_fft(x, -2)
+
+
+def _takes_fft(x: Tensor, dim: int) -> bool:
+    """Whether an axis is long enough, in an eager run. Meta tensors are there to count the product's multiply-adds."""
+    return _is_plain(x) and x.device.type != "meta" and x.shape[dim] > LARGE
+
+
+def _dct(x: Tensor, dim: int) -> Tensor:
+    """DCT-II along height or width, by the route its length asks for."""
+    if _takes_fft(x, dim):
+        return dct_fft(x, dim)
+    return (_along_width if dim in (-2, x.ndim - 2) else _along_height)(dct_basis(x.shape[dim], x), x)
+
+
+def _idct(x: Tensor, dim: int) -> Tensor:
+    if _takes_fft(x, dim):
+        return idct_fft(x, dim)
+    return (_along_width if dim in (-2, x.ndim - 2) else _along_height)(dct_basis(x.shape[dim], x).mT, x)
 
 
 def _along_width(basis: Tensor, x: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def read_picture(path: Path, mode: str) -> Image.Image | Broken:
 def prepare(picture: Image.Image, mode: str) -> Image.Image:
     """An opened picture, decoded, turned upright and brought to a mode."""
     picture.load()
-    return _convert(_upright(picture), mode)
+    return _convert(upright(picture), mode)
 
 
 def reason_of(error: Exception) -> str:
@@ -103,7 +103,7 @@ def reason_of(error: Exception) -> str:
     return " ".join((_reason(error) or type(error).__name__).split())
 
 
-def _upright(picture: Image.Image) -> Image.Image:
+def upright(picture: Image.Image) -> Image.Image:
     if picture.format == "JPEG" and "exif" not in picture.info:  # looking for notes that are not there takes as long as a crop
         return picture
     try:

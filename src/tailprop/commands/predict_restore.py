@@ -1,0 +1,148 @@
+"""`tailprop predict` for restoration: pictures of any size, gray or colour, 8 or 16 bits, with or without transparency."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.text import Text
+from torch import Tensor
+
+from tailprop.checks import check_at_least
+from tailprop.data.degrade import to_unit
+from tailprop.data.loading import Broken
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow
+from tailprop.data.raster import Pixels, peak, try_pixels, write_pixels
+from tailprop.distributed import join, leave
+from tailprop.load_restorer import Restorer, load_restorer
+
+__all__ = ["PredictRestore", "restore_pixels", "run"]
+
+TILE_PX: Final = 512
+
+
+@dataclass(frozen=True)
+class PredictRestore:
+    """Restore pictures."""
+
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    """A run folder, or a file of weights in one."""
+    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
+    """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
+    out: Path = Path("restored")
+    """Folder for the restored pictures, as PNG."""
+    whole_px: int = 1 << 20
+    """Pictures of up to this many pixels are restored whole, larger ones in tiles; 0 = tiles always."""
+    tile_px: int = TILE_PX
+    """Side of the tiles."""
+    overlap_px: int = 64
+    """Pixels that neighbouring tiles share."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run."""
+    threads: int = 0
+    """CPU threads; 0 = PyTorch's choice."""
+    on_broken: Literal["skip", "stop"] = "skip"
+    """A picture that cannot be read: name it on standard error and go on, or stop."""
+
+    def check(self) -> None:
+        check_at_least("whole_px", self.whole_px, 0)
+        check_at_least("tile_px", self.tile_px, 16)
+        check_at_least("overlap_px", self.overlap_px, 0)
+        if self.overlap_px > self.tile_px // 2:
+            raise ValueError(f"tiles of {self.tile_px} px may share at most half of it, got --overlap-px {self.overlap_px}")
+        if self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"--out {self.out} is a file; name a folder")
+
+
+def run(options: PredictRestore) -> None:
+    options.check()
+    world = join(options.device, options.threads)
+    try:
+        if world.is_first:  # under torchrun one process answers, once
+            paths = list_pictures(options.pictures)
+            targets = _targets(paths, options.out)
+            restorer = load_restorer(options.checkpoint)
+            restorer.model.to(world.device)
+            _restore_all(options, restorer, paths, targets, world.device)
+    finally:
+        leave()
+
+
+def _restore_all(
+    options: PredictRestore, restorer: Restorer, paths: Sequence[Path], targets: Sequence[Path], device: torch.device
+) -> None:
+    notes = Console(stderr=True)
+    done, broken = 0, []
+    pairs = list(zip(paths, targets, strict=True))
+    with quiet_pillow():
+        for path, target in track(pairs, "restoring", console=notes, transient=True, disable=not notes.is_terminal):
+            pixels = try_pixels(path)
+            if isinstance(pixels, Broken):
+                if len(paths) == 1:
+                    raise ValueError(str(pixels))
+                if options.on_broken == "stop":
+                    raise ValueError(f"{pixels}; mend or remove it, or go on without it (--on-broken skip)")
+                broken.append(pixels)
+                notes.print(Text(printable(f"skipped {pixels}")), soft_wrap=True)
+                continue
+            tile = None if pixels.shape[0] * pixels.shape[1] <= options.whole_px else options.tile_px
+            restored = restore_pixels(restorer, pixels, device, tile, options.overlap_px, options.precision)
+            write_pixels(target, restored)
+            done += 1
+            how = "whole" if tile is None else f"in tiles of {tile} px"
+            Console().print(Text(printable(f"{path} -> {target} ({pixels.shape[1]}x{pixels.shape[0]}, {how})")), soft_wrap=True)
+    if done == 0:
+        raise ValueError(f"none of the {len(paths)} pictures can be read; the first: {broken[0]}")
+
+
+def restore_pixels(
+    restorer: Restorer,
+    pixels: Pixels,
+    device: torch.device,
+    tile_px: int | None = None,
+    overlap_px: int = 64,
+    precision: str = "fp32",
+) -> Pixels:
+    """A restored picture with the bits, the channels and the transparency of the given one, (H, W, C).
+
+    A gray network restores each channel of a colour picture by itself; a colour network sees gray as three equal channels, and
+    their mean is taken.
+    """
+    colours = 1 if pixels.shape[2] <= 2 else 3
+    damaged = torch.from_numpy(np.moveaxis(to_unit(pixels[..., :colours]), -1, 0).copy()).to(device)  # (colours, H, W)
+
+    def restore(image: Tensor) -> Tensor:  # (1, in_chans, H, W)
+        return restorer.restore(image, tile_px, overlap_px, precision)
+
+    if restorer.in_chans == 1:
+        restored = torch.cat([restore(channel[None, None])[0] for channel in damaged])
+    elif colours == 1:
+        restored = restore(damaged.expand(3, -1, -1)[None])[0].mean(0, keepdim=True)
+    else:
+        restored = restore(damaged[None])[0]
+    top = peak(pixels)
+    values = (restored.clamp(0, 1) * top).round().cpu().numpy().astype(pixels.dtype)
+    return np.concatenate([np.moveaxis(values, 0, -1), pixels[..., colours:]], axis=2)
+
+
+def _targets(paths: Sequence[Path], out: Path) -> list[Path]:
+    """Where each picture goes: under its own name below the folder they all share, two of one name told apart by suffix."""
+    absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 - links keep their names
+    shared = Path(os.path.commonpath([path.parent for path in absolute]))
+    plain = [(out / path.relative_to(shared)).with_suffix("") for path in absolute]
+    targets = []
+    for path, stem in zip(absolute, plain, strict=True):
+        name = f"{stem.name}.png" if plain.count(stem) == 1 else f"{path.name}.png"
+        targets.append(stem.with_name(name))
+    for path, target in zip(absolute, targets, strict=True):
+        if Path(os.path.abspath(target)) == path:  # noqa: PTH100
+            raise ValueError(f"{path} would be overwritten; give another folder with --out")
+    return targets

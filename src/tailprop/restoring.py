@@ -1,0 +1,154 @@
+"""Restoring whole pictures, and measuring how well: PSNR, SSIM and PSNR-B in SwinIR's protocol.
+
+Shapes: B batch, C channels, H, W; float32 with white at 1.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tailprop.checks import check_at_least, check_between
+from tailprop.data.loading import Broken, to_device
+from tailprop.data.restore import Pair
+from tailprop.distributed import gather
+from tailprop.quality import Picture, Restored, psnr, psnr_b, ssim
+
+__all__ = ["Score", "Scores", "evaluate_restorer", "mean_scores", "restore_tiled", "restore_whole", "to_picture"]
+
+_GRID = 8  # pixels
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one picture came out."""
+
+    name: str
+    psnr: float  # dB
+    ssim: float
+    psnr_b: float  # dB
+    damaged_psnr: float  # dB, before restoration
+    damaged_ssim: float
+    damaged_psnr_b: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How all pictures came out, in the order of their files."""
+
+    rows: tuple[Score, ...]
+    broken: tuple[Broken, ...] = ()
+
+    def mean(self, name: str) -> float:
+        return float(np.mean([getattr(row, name) for row in self.rows]))
+
+
+@torch.inference_mode()
+def restore_whole(model: nn.Module, damaged: Tensor) -> Tensor:
+    """The restored picture, (B, C, H, W) -> the same, in one piece."""
+    return model(damaged).float()
+
+
+@torch.inference_mode()
+def restore_tiled(
+    model: nn.Module,
+    damaged: Tensor,
+    tile_px: int,
+    overlap_px: int,
+    tick: Callable[[float], object] = lambda _share: None,
+) -> Tensor:
+    """The restored picture, (B, C, H, W) -> the same, in overlapping tiles: each fades into the next across their overlap.
+
+    What is far from a tile cannot help it, so a network that looks at the whole picture loses a little; how much stands in
+    docs/restoration.md. `tick` is told the share that each tile is.
+    """
+    check_at_least("tile_px", tile_px, 16)
+    check_between("overlap_px", overlap_px, 0, tile_px // 2)
+    h, w = damaged.shape[-2:]
+    down, across = _places(h, tile_px, overlap_px), _places(w, tile_px, overlap_px)
+    total = torch.zeros_like(damaged, dtype=torch.float32)
+    weights = torch.zeros(h, w, device=damaged.device)
+    for rows, columns in ((rows, columns) for rows in down for columns in across):
+        fade = _ramp(rows, h, overlap_px, damaged)[:, None] * _ramp(columns, w, overlap_px, damaged)  # (h, w) of the tile
+        total[..., rows, columns] += fade * model(damaged[..., rows, columns]).float()
+        weights[rows, columns] += fade
+        tick(1 / (len(down) * len(across)))
+    return total / weights
+
+
+def _places(length: int, tile: int, overlap: int) -> list[slice]:
+    """Tiles along an axis: evenly spread, overlapping by at least so much.
+
+    They begin at multiples of `_GRID`, on the picture's own grid of patches, windows and JPEG blocks: half a patch further a
+    network sees other patches. The last one may be a little longer for it.
+    """
+    if length <= tile:
+        return [slice(0, length)]
+    count = max(2, -(-(length - overlap) // (tile - overlap)))
+    begins = [i * (length - tile) // (count - 1) // _GRID * _GRID for i in range(count)]
+    return [slice(begin, min(begin + tile + _GRID, length)) for begin in begins[:-1]] + [slice(begins[-1], length)]
+
+
+def _ramp(part: slice, length: int, overlap: int, like: Tensor) -> Tensor:
+    """Weights along a side of a tile: rising over the overlap, except where the picture ends."""
+    size = part.stop - part.start
+    rise = torch.arange(1, size + 1, device=like.device, dtype=torch.float32) / (overlap + 1)
+    ones = torch.ones_like(rise)
+    begin = ones if part.start == 0 else rise.clamp(max=1)
+    end = ones if part.stop == length else rise.clamp(max=1).flip(0)
+    return begin * end
+
+
+def evaluate_restorer(
+    restore: Callable[[Tensor], Tensor],
+    pairs: Iterable[Pair | Broken],
+    device: torch.device,
+    see: Callable[[Restored], object] = lambda _restored: None,
+) -> Scores:
+    """The scores of every picture over all processes.
+
+    Args:
+        restore: Makes of a damaged picture, (1, C, H, W), a restored one.
+        pairs: This process's share of the pictures.
+        see: Is shown each picture, to draw it or to count.
+    """
+    rows: list[Score] = []
+    broken: list[Broken] = []
+    for pair in pairs:
+        if isinstance(pair, Broken):
+            broken.append(pair)
+            continue
+        restored = restore(to_device(pair.damaged[None], device))[0].cpu()
+        shown = Restored(pair.name, to_picture(pair.damaged), to_picture(restored), to_picture(pair.clean))
+        rows.append(_score(shown, pair))
+        see(shown)
+    everything = sorted((row for share in gather(rows) for row in share), key=lambda row: row.name)
+    if not everything:
+        raise ValueError("no picture could be restored")
+    return Scores(tuple(everything), tuple(b for share in gather(broken) for b in share))
+
+
+def _score(shown: Restored, pair: Pair) -> Score:
+    try:
+        after, before = _all_three(shown.restored, shown.clean), _all_three(shown.damaged, shown.clean)
+    except ValueError as error:
+        raise ValueError(f"{shown.name}: {error}") from None
+    # Noise is never rounded nor clipped, so neither is the damaged picture's own figure.
+    mean_square = float((pair.damaged.double() - pair.clean.double()).square().mean())
+    exact = float("inf") if mean_square == 0 else -10 * float(np.log10(mean_square))
+    return Score(shown.name, *after, exact, *before[1:])
+
+
+def _all_three(picture: Picture, clean: Picture) -> tuple[float, float, float]:
+    return psnr(picture, clean), ssim(picture, clean), psnr_b(picture, clean)
+
+
+def mean_scores(scores: Scores) -> dict[str, float]:
+    return {f.name: scores.mean(f.name) for f in fields(Score) if f.name != "name"}
+
+
+def to_picture(values: Tensor) -> Picture:
+    """Clipped and rounded to 8 bits, (C, H, W) -> (H, W, C)."""
+    return np.asarray((values.float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())

@@ -1,0 +1,169 @@
+"""Which mixer restores best, given the same body, the same data and the same minutes of one core? A small matched study.
+
+Every network sees the same crops in the same order, with the same schedule shape; a faster one gets further in its minutes.
+Finished runs are kept, so the study can be done in pieces (--only) and drawn anew from what there is.
+"""
+
+import csv
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from tailprop.checks import check_choice
+from tailprop.commands.train import train
+from tailprop.config import build, find_recipe, read_recipe
+from tailprop.distributed import World, join
+from tailprop.figures import draw_curves
+from tailprop.operator import TailPropagation
+from tailprop.optim import build_optimizer
+from tailprop.provenance import provenance
+from tailprop.restorer import RESTORERS
+from tailprop.runs import RunFolder
+from tailprop.tasks.restore import Restoration, RestoreConfig
+from tailprop.warmstart import read_state_dict
+
+NETWORKS: Final = ("tailprop_ir_light", "vheat_ir_light", "waveformer_ir_light", "swinir_light", "dncnn", "identity_ir_light")
+DONE: Final = "done.json"
+
+
+@dataclass(frozen=True)
+class RestorerStudy:
+    """Compare restoration networks in equal time."""
+
+    train: tuple[Path, ...]
+    """Folders of clean pictures for training."""
+    test: Path
+    """Folder of clean test pictures."""
+    recipe: str = "train400_gray_s15"
+    """Recipe whose settings every network shares; its number of epochs is replaced."""
+    minutes: float = 30.0
+    """CPU time for each network, evaluation not included."""
+    only: tuple[str, ...] = NETWORKS
+    """Networks to train now."""
+    runs: Path = Path("runs/restorers")
+    """Folder of the runs, one for each network."""
+    out: Path = Path("results/restorers.csv")
+    """CSV to write from all finished runs; the curves go beside it as PNG."""
+
+    def check(self) -> None:
+        for name in self.only:
+            check_choice("restoration model", name, tuple(RESTORERS))
+        if not self.minutes > 0:
+            raise ValueError(f"minutes must be positive, got {self.minutes}")
+
+
+def run(study: RestorerStudy) -> None:
+    study.check()
+    world = join("cpu", threads=1)
+    seconds = _seconds_of_a_step(study, world)
+    for name in study.only:
+        if not (study.runs / name / DONE).exists():
+            _train(study, name, seconds[name], world)
+    rows = [json.loads(path.read_text()) for path in sorted(study.runs.glob(f"*/{DONE}"))]
+    if not rows:
+        raise ValueError(f"no finished run in {study.runs}; name networks with --only")
+    rows.sort(key=lambda row: -row["psnr"])
+    _write(study.out, rows)
+    curves = {row["network"]: _curve(study.runs / row["network"]) for row in rows}
+    draw_curves(curves, study.out.with_suffix(".png"), "minutes of one core", "PSNR on the test pictures, dB")
+    table = Table("network", "parameters", "steps", "PSNR, dB", "SSIM", "CPU minutes")
+    for row in rows:
+        figures = (f"{row['psnr']:.2f}", f"{row['ssim']:.4f}", f"{row['cpu_minutes']:.1f}")
+        table.add_row(row["network"], str(row["parameters"]), str(row["steps"]), *figures)
+    Console().print(table)
+
+
+def _config(study: RestorerStudy, name: str) -> RestoreConfig:
+    base = build(RestoreConfig, read_recipe(find_recipe(study.recipe)))
+    if base.optim.epoch_steps is None:
+        raise ValueError(f"the recipe {study.recipe} has no optim.epoch_steps: give the epoch a length of its own")
+    return replace(
+        base,
+        model=replace(base.model, name=name),
+        data=replace(base.data, train=study.train, test=study.test),
+        run=replace(base.run, out=study.runs / name, resume=True, threads=1),
+    )
+
+
+def _train(study: RestorerStudy, name: str, seconds: float, world: World) -> None:
+    config = _config(study, name)
+    folder = RunFolder(config.run.out)
+    steps = 60 * study.minutes / seconds
+    epochs = max(1, round(steps / (config.optim.epoch_steps or 1)))
+    config = replace(config, optim=replace(config.optim, epochs=epochs))
+    trainer, _ = train(config, world)
+    last = trainer.at.history[-1]
+    row = dict(
+        network=name,
+        parameters=sum(p.numel() for p in trainer.model.parameters()),
+        steps=trainer.at.total,
+        batch=config.optim.batch,
+        crop_px=config.data.crop_px,
+        psnr=round(last["psnr"], 3),
+        ssim=round(last["ssim"], 4),
+        best_psnr=round(trainer.at.best["psnr"], 3),
+        cpu_minutes=round(last["cpu_minutes"], 1),
+        scales=_scales(trainer.model, folder),
+        **provenance(),
+    )
+    (folder.path / DONE).write_text(json.dumps(row, indent=2) + "\n")
+
+
+def _seconds_of_a_step(study: RestorerStudy, world: World, rounds: int = 6) -> dict[str, float]:
+    """The CPU time of a training step of every network, the best of interleaved rounds; measured once for a study."""
+    kept = study.runs / "seconds.json"
+    if not kept.exists():
+        steps = {name: _step(_config(study, name), world) for name in dict.fromkeys((*NETWORKS, *study.only))}
+        took = [{name: step() for name, step in steps.items()} for _ in range(rounds + 1)][1:]
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({name: min(each[name] for each in took) for name in steps}, indent=2) + "\n")
+    found: dict[str, float] = json.loads(kept.read_text())
+    if missing := set(study.only) - set(found):
+        raise ValueError(f"{kept} has no time for {', '.join(sorted(missing))}; remove it, or choose another --runs")
+    return found
+
+
+def _step(config: RestoreConfig, world: World) -> Callable[[], float]:
+    task = Restoration(config, world)
+    model = task.build_model().train()
+    optimizer = build_optimizer(model, 0.0)
+    batch = next(iter(task.batches(0, 0)))
+
+    def step() -> float:
+        began = time.process_time()
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+        return time.process_time() - began
+
+    return step
+
+
+def _scales(model: nn.Module, folder: RunFolder) -> str:
+    """Gaussian/Cauchy scale of each layer of the best weights."""
+    with torch.no_grad():
+        model.load_state_dict(read_state_dict(folder.weights))
+        found = [m.scales().mean(1).tolist() for m in model.modules() if isinstance(m, TailPropagation)]
+    return " ".join("/".join(f"{k:.3g}" for k in pair) for pair in found)
+
+
+def _curve(folder: Path) -> tuple[list[float], list[float]]:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [line for line in lines if line["kind"] == "epoch" and "psnr" in line]
+    return [row["cpu_minutes"] for row in rows], [row["psnr"] for row in rows]
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,334 @@
+"""Restoration networks, and the task from recipe to restored picture."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tailprop_cli
+from tailprop.config import build, find_recipe, read_recipe
+from tailprop.data.raster import read_pixels
+from tailprop.optim import build_schedule
+from tailprop.restorer import RESTORERS, DnCNN, TailPropIR, create_restorer
+from tailprop.restoring import restore_tiled, restore_whole
+from tailprop.tasks.restore import RestoreConfig, charbonnier
+from tailprop.warmstart import read_state_dict
+from tests.restoring import photograph, write_pictures, write_recipe
+from tests.runs import launch, losses
+
+SMALL = dict(dim=8, depths=(2, 1), num_heads=2, embedding_px=8)
+NETWORKS = [name for name in RESTORERS if name.endswith("_light")] + ["dncnn"]
+
+
+def small(name: str, in_chans: int = 1) -> torch.nn.Module:
+    settings = dict(dim=8, depth=3) if name == "dncnn" else SMALL
+    return create_restorer(name, in_chans, **settings)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("shape", [(2, 1, 16, 16), (1, 3, 13, 37), (1, 1, 1, 1)])
+def test_any_size_comes_back_and_begins_as_it_is(name: str, shape: tuple[int, ...]) -> None:
+    model, x = small(name, shape[1]).eval(), torch.rand(shape)
+    torch.testing.assert_close(model(x), x)  # nothing learned yet: nothing changed
+    for parameter in model.conv_out.parameters():
+        torch.nn.init.normal_(parameter)
+    y = model(x)
+    assert y.shape == x.shape
+    assert torch.isfinite(y).all()
+    assert not torch.allclose(y, x)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_parameter_learns(name: str) -> None:
+    model = small(name)
+    torch.nn.init.normal_(model.conv_out.weight, std=0.1)
+    charbonnier(model(torch.rand(2, 1, 24, 24)), torch.rand(2, 1, 24, 24)).backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+
+
+def test_checkpointing_changes_nothing() -> None:
+    for name in ("tailprop_ir_light", "dncnn"):
+        model = small(name).eval()
+        torch.nn.init.normal_(model.conv_out.weight, std=0.1)
+        x = torch.rand(1, 1, 16, 16)
+        plain = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+        model.set_grad_checkpointing()
+        again = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+        for a, b in zip(plain, again, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_the_papers_networks() -> None:
+    with torch.device("meta"):
+        counts = {
+            name: sum(p.numel() for p in create_restorer(name).parameters()) for name in ("tailprop_ir", "swinir", "dncnn")
+        }
+        colour = create_restorer("dncnn", 3)
+    assert counts["swinir"] == pytest.approx(11.5e6, rel=0.01)  # SwinIR's README
+    assert counts["tailprop_ir"] == pytest.approx(10.6e6, rel=0.01)
+    assert counts["dncnn"] == pytest.approx(556e3, rel=0.01)  # 17 layers
+    assert len(colour.layers) == 18  # and the first and the last: 20
+    body = TailPropIR(**{**RESTORERS["tailprop_ir"], "dim": 12})
+    assert [len(group.layers) for group in body.groups] == [6] * 6
+
+
+def test_no_parameter_of_ours_knows_the_size_and_training_size_is_free() -> None:
+    model = small("tailprop_ir_light").eval()
+    torch.nn.init.normal_(model.conv_out.weight, std=0.1)
+    for side in (16, 30, 300):
+        assert model(torch.rand(1, 1, side, 20)).shape == (1, 1, side, 20)
+
+
+def test_windows_are_swinirs() -> None:
+    """A change in one window reaches no further than the shifted windows of the second layer, and the convolutions."""
+    model = TailPropIR(1, 8, (2,), "window", num_heads=2, window_px=4).eval()
+    torch.nn.init.normal_(model.conv_out.weight)
+    x = torch.rand(1, 1, 32, 32)
+    moved = x.clone()
+    moved[..., 0, 0] += 1
+    reached = (model(moved) - model(x)).abs()[0, 0] > 1e-7
+    # window 4, shifted by 2: up to 6; convolutions in (1), group (1), body (1) and out (1), the first before attention
+    assert reached[:4, :4].all()
+    assert not reached[12:].any()
+    assert not reached[:, 12:].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(mixer="heet"), "unknown mixer 'heet'"),
+        (dict(depths=()), "at least one group"),
+        (dict(dim=10, num_heads=4), "multiple of the 4 heads"),
+        (dict(widht=3), "does not take these arguments"),
+    ],
+)
+def test_refused_networks(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        create_restorer("tailprop_ir_light", **settings)
+    with pytest.raises(ValueError, match="unknown restoration model"):
+        create_restorer("tailprop_irr")
+
+
+def test_charbonnier() -> None:
+    assert charbonnier(torch.tensor([3.0]), torch.tensor([0.0]), 4.0).item() == pytest.approx(5.0)
+    assert charbonnier(torch.zeros(2), torch.zeros(2), 1e-3).item() == pytest.approx(1e-3)
+
+
+def test_tiles_of_a_local_network_are_the_whole() -> None:
+    model = DnCNN(1, 4, 4).eval()
+    torch.nn.init.normal_(model.conv_out.weight)
+    x = torch.rand(1, 1, 70, 53)
+    whole, tiled = restore_whole(model, x), restore_tiled(model, x, 32, 16)
+    # pixels further than the four convolutions from every tile's edge are exact; the first tile's inner corner is one
+    torch.testing.assert_close(tiled[..., :12, :8], whole[..., :12, :8], rtol=0, atol=1e-5)
+    torch.testing.assert_close(restore_tiled(model, x, 128, 16), whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (65, 33), (20, 100), (1, 40)])
+@pytest.mark.parametrize(("tile", "overlap"), [(16, 0), (16, 8), (24, 5)])
+def test_tiles_cover_every_pixel_once(size: tuple[int, int], tile: int, overlap: int) -> None:
+    x = torch.rand(1, 1, *size)
+    torch.testing.assert_close(restore_tiled(torch.nn.Identity(), x, tile, overlap), x, rtol=0, atol=1e-6)
+
+
+def test_refused_tiles() -> None:
+    with pytest.raises(ValueError, match="tile_px"):
+        restore_tiled(torch.nn.Identity(), torch.rand(1, 1, 40, 40), 8, 0)
+    with pytest.raises(ValueError, match="overlap_px"):
+        restore_tiled(torch.nn.Identity(), torch.rand(1, 1, 40, 40), 32, 17)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "crop", "paper"),
+    [("dfwb_gray_s15", 1, 128, 33.51), ("dfwb_color_s15", 3, 128, 35.69), ("dfwb_jpeg_q40", 1, 126, 34.72)],
+)
+def test_dfwb_is_the_papers(name: str, channels: int, crop: int, paper: float) -> None:
+    config = build(RestoreConfig, read_recipe(find_recipe(name)))
+    config.check()
+    assert (config.model.name, config.model.in_chans, config.paper_psnr["tailprop_ir"]) == ("tailprop_ir", channels, paper)
+    assert (config.data.crop_px, config.optim.batch, config.optim.betas) == (crop, 1, (0.9, 0.999))
+    assert config.optim.weight_decay == 0  # AdamW without decay is Adam
+    schedule = build_schedule(config.optim, config.optim.epoch_steps, 1)
+    assert schedule.steps == 1_600_000
+    rates = [schedule.at(step) for step in (0, 799_999, 800_000, 1_200_000, 1_400_000, 1_500_000)]
+    assert rates == pytest.approx([2e-4, 2e-4, 1e-4, 5e-5, 2.5e-5, 1.25e-5])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, with its pictures and its recipe beside it."""
+    here = tmp_path_factory.mktemp("restore")
+    recipe = write_recipe(here / "r.yaml", write_pictures(here / "train"), write_pictures(here / "test", count=5, side=33))
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(here / "run")]) == 0
+    return here
+
+
+def test_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in (trained / "run/metrics.jsonl").read_text().splitlines()]
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    assert [set(row) >= {"psnr", "ssim"} for row in epochs] == [True, True]
+    assert 15 < epochs[-1]["psnr"] < 40
+    assert (trained / "run/learning.png").is_file()
+    assert (trained / "run/restored.png").is_file()
+    assert (
+        tailprop_cli.main(["eval", str(trained / "run"), "--out", str(trained / "s.json"), "--pictures", str(trained / "p")])
+        == 0
+    )
+    said = capsys.readouterr().out
+    scores = json.loads((trained / "s.json").read_text())
+    assert scores["mean"]["psnr"] == pytest.approx(max(row["psnr"] for row in epochs), abs=1e-4)
+    assert scores["mean"]["damaged_psnr"] == pytest.approx(24.61, abs=0.3)
+    assert "mean of 5" in said
+    assert len(list((trained / "p").glob("*.png"))) == 5
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(trained: Path, tmp_path: Path) -> None:
+    recipe = str(trained / "r.yaml")
+    assert (
+        tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a"), "--optim.epochs", "2", "--run.eval-every", "2"])
+        == 0
+    )
+    # stopped in the middle of the second epoch: the checkpoint of step 6 is what is left
+    full = losses(tmp_path / "a")
+    from tailprop import train as engine
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    step = engine.Trainer._step
+
+    def limited(self: engine.Trainer, batches: list[object]) -> None:
+        if self.at.total == 7:
+            raise Stop
+        step(self, batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.Trainer, "_step", limited)
+        with pytest.raises(Stop):
+            tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "b"), "--run.eval-every", "2"])
+    assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "b"), "--run.eval-every", "2", "--run.resume"]) == 0
+    assert losses(tmp_path / "b") == full
+    a, b = (read_state_dict(tmp_path / name / "model.safetensors") for name in ("a", "b"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_two_processes_score_as_one(trained: Path) -> None:
+    for processes in (1, 2):
+        out = launch(["eval", str(trained / "run"), "--out", str(trained / f"{processes}.json")], processes)
+        assert out.returncode == 0, out.stderr
+    one, two = (json.loads((trained / f"{n}.json").read_text()) for n in (1, 2))
+    assert [row["name"] for row in two["pictures"]] == [f"{i}.png" for i in range(5)]
+    for name, value in one["mean"].items():
+        assert two["mean"][name] == pytest.approx(value, abs=1e-6)
+
+
+def test_jpeg_with_psnr_b(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(
+        tmp_path / "r.yaml", trained / "train", trained / "test", data={"damage": "jpeg", "quality": 20}, optim={"epochs": 1}
+    )
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
+    assert "PSNR-B" in capsys.readouterr().out
+    assert (
+        tailprop_cli.main(["eval", str(tmp_path / "run"), "--data.quality", "10", "--tile-px", "16", "--overlap-px", "8"]) == 0
+    )
+    assert "JPEG, quality 10" in capsys.readouterr().out
+
+
+def predict(trained: Path, *args: object) -> int:
+    return tailprop_cli.main(["predict", str(trained / "run"), *map(str, args), "--threads", "1"])
+
+
+def test_predict_keeps_bits_channels_and_transparency(trained: Path, tmp_path: Path) -> None:
+    pictures = tmp_path / "in"
+    pictures.mkdir()
+    photo = Image.fromarray(photograph(30))
+    alpha = Image.linear_gradient("L").resize(photo.size)
+    for mode in ("L", "RGB", "P", "LA", "RGBA"):
+        picture = photo.convert(mode)
+        if mode in ("LA", "RGBA"):
+            picture.putalpha(alpha)
+        picture.save(pictures / f"{mode}.png")
+    Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257 + 77).save(pictures / "deep.png")
+    photo.crop((0, 0, 1, 1)).save(pictures / "dot.png")
+    (pictures / "sub").mkdir()
+    photo.save(pictures / "sub/RGB.png")
+    assert predict(trained, pictures, "--out", tmp_path / "out") == 0
+    shapes = {p.relative_to(tmp_path / "out").as_posix(): read_pixels(p) for p in (tmp_path / "out").rglob("*.png")}
+    assert {name: (a.shape, a.dtype.name) for name, a in shapes.items()} == {
+        "L.png": ((30, 30, 1), "uint8"),
+        "RGB.png": ((30, 30, 3), "uint8"),
+        "P.png": ((30, 30, 3), "uint8"),
+        "LA.png": ((30, 30, 2), "uint8"),
+        "RGBA.png": ((30, 30, 4), "uint8"),
+        "deep.png": ((30, 30, 1), "uint16"),
+        "dot.png": ((1, 1, 3), "uint8"),
+        "sub/RGB.png": ((30, 30, 3), "uint8"),
+    }
+    np.testing.assert_array_equal(shapes["RGBA.png"][..., 3], np.asarray(alpha))
+    assert len(np.unique(shapes["deep.png"] % 257)) > 20  # not 8 bits in disguise
+    assert np.abs(shapes["RGB.png"].astype(int) - photograph(30)).mean() < 40
+
+
+def test_predict_in_tiles(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.fromarray(photograph(90)).save(tmp_path / "a.png")
+    options = ("--whole-px", 0, "--tile-px", 48, "--overlap-px", 16)
+    assert predict(trained, tmp_path / "a.png", "--out", tmp_path / "tiled", *options) == 0
+    assert "in tiles of 48 px" in capsys.readouterr().out
+    assert predict(trained, tmp_path / "a.png", "--out", tmp_path / "whole") == 0
+    assert "whole)" in capsys.readouterr().out
+    tiled, whole = (read_pixels(tmp_path / name / "a.png").astype(int) for name in ("tiled", "whole"))
+    assert np.abs(tiled - whole).max() <= 8
+
+
+def test_what_cannot_be_read_is_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.png").write_text("hello")
+    assert predict(trained, tmp_path / "text.png", "--out", tmp_path / "out") == 2
+    assert capsys.readouterr().err.splitlines() == [f"tailprop: {tmp_path}/text.png: not a picture"]
+    Image.fromarray(photograph(20)).save(tmp_path / "good.png")
+    assert predict(trained, tmp_path / "text.png", tmp_path / "good.png", "--out", tmp_path / "out") == 0
+    assert "skipped" in capsys.readouterr().err
+    assert predict(trained, tmp_path / "good.png", "--out", tmp_path) == 2
+    assert "would be overwritten" in capsys.readouterr().err
+    assert predict(trained, tmp_path / "good.png", "--overlap-px", 400) == 2
+    assert "may share at most half" in capsys.readouterr().err
+
+
+def test_a_broken_training_picture(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_pictures(tmp_path / "train")
+    (folder / "x.png").write_text("no picture")
+    recipe = str(write_recipe(tmp_path / "r.yaml", folder, trained / "test", optim={"epochs": 1}))
+    assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a")]) == 2
+    assert "not a picture; mend or remove it" in capsys.readouterr().err
+    assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "b"), "--data.on-broken", "skip"]) == 0
+    assert "left out" in capsys.readouterr().err
+
+
+def test_the_study_of_restorers(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailprop.studies import restorers
+
+    names = ("tailprop_ir_light", "identity_ir_light")
+    monkeypatch.setattr(restorers, "NETWORKS", names)
+    command = ["restorers", "--train", str(trained / "train"), "--test", str(trained / "test"), "--minutes", "0.0001"]
+    command += ["--recipe", str(trained / "r.yaml"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "a.csv")]
+    assert tailprop_cli.main([*command, "--only", names[0]]) == 0
+    assert tailprop_cli.main([*command, "--only", *names]) == 0  # the first is finished and stays
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines[0].startswith("network,parameters,steps")
+    assert {line.split(",")[0] for line in lines[1:]} == set(names)
+    assert (tmp_path / "a.png").is_file()
+
+
+def test_what_a_pixel_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tailprop.studies import bench_restore
+
+    rows = [bench_restore.measure("tailprop_ir_light", side, 1, dict(dim=8, depths=(1,))) for side in (16, 48)]
+    assert all(row.ns_per_px > 0 and row.bytes_per_px >= 0 for row in rows)
+    bench_restore._print(rows, {})
+    bench_restore._write(tmp_path / "a.csv", rows, {"threads": "1"})
+    assert "48" in capsys.readouterr().out
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
+    assert tailprop_cli.main(["bench", "restore", "--models", "tailprop_irr"]) == 2
+    assert "unknown restoration model" in capsys.readouterr().err
