@@ -23,6 +23,9 @@ TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {
     ("eval", "detect"): ("tailprop.commands.eval_detect", "EvalDetect"),
     ("predict", "detect"): ("tailprop.commands.predict_detect", "PredictDetect"),
     ("bench", "detect"): ("tailprop.studies.bench_detect", "BenchDetect"),
+    ("eval", "segment"): ("tailprop.commands.eval_segment", "EvalSegment"),
+    ("predict", "segment"): ("tailprop.commands.predict_segment", "PredictSegment"),
+    ("bench", "segment"): ("tailprop.studies.bench_segment", "BenchSegment"),
 }
 
 
