@@ -1,7 +1,7 @@
 """`tailprop bench segment`: multiply-adds at 512x512 and pictures per second of UPerNet over several backbones.
 
 Weights are random; a segmenter does the same work whatever it sees. Rounds are interleaved and the best of each counts, as in
-`tailprop bench`. Multiply-adds are those of matrix products and convolutions, without the auxiliary head that only training uses.
+`tailprop bench`. Multiply-adds are those of matrix products and convolutions; the auxiliary head works in training only.
 """
 
 import csv
