@@ -26,7 +26,7 @@ from tailprop.data.segment import (
     normalise,
     open_labelled,
 )
-from tailprop.distributed import World, gather, sum_over_processes
+from tailprop.distributed import World, gather, share_batch_norms, sum_over_processes
 from tailprop.drawing import draw_page
 from tailprop.figures import draw_learning
 from tailprop.label_scores import LabelScores, confusion, score_confusion
@@ -111,6 +111,7 @@ class Segmentation:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         data, self.shown = self.config.data, {}
+        share_batch_norms(model)
 
         def label(image: Tensor) -> Tensor:
             return label_picture(model, image, self.config.inference, data.short_px, data.long_px)
@@ -147,7 +148,8 @@ class Segmentation:
             read = read_pair(validation.pairs[index], len(self.classes), validation.first_label)
             assert not isinstance(read, Broken)  # it was read when it was evaluated
             found = predicted.numpy()
-            seen += np.bincount(found.ravel(), minlength=len(seen))
+            for labels in (read[1][read[1] != IGNORE], found.ravel()):
+                seen += np.bincount(labels, minlength=len(seen))
             tiles += [read[0], draw_labels(read[0], read[1]), draw_labels(read[0], found)]
         if tiles:  # picture, truth and answer side by side
             draw_page(tiles, folder / "pictures.jpg", columns=6 if len(tiles) > 3 else 3, width_px=210)
