@@ -64,8 +64,10 @@ def _spread(texts: Sequence[tuple[Any, str]], font: Any, size: int, width: int) 
     return spots, right, y + size + 8
 
 
-def with_legend(picture: Image.Image, counts: npt.NDArray[np.int64], names: Sequence[str]) -> Image.Image:
-    """A picture with a legend below it."""
+def with_legend(picture: Image.Image, counts: npt.NDArray[np.int64], names: Sequence[str], least_px: int = 384) -> Image.Image:
+    """A picture with a legend below it; a small one is enlarged, or the letters would be larger than what they name."""
+    times = max(1, round(least_px / picture.width))
+    picture = picture.resize((times * picture.width, times * picture.height), Image.Resampling.NEAREST)
     below = legend(counts, names, picture.width)
     page = Image.new("RGB", (max(picture.width, below.width), picture.height + below.height), "white")
     page.paste(picture, (0, 0))
