@@ -87,8 +87,7 @@ def test_numbers_become_classes(first: int, expected: list[int], tmp_path: Path)
 
 def test_label_maps_with_palette_or_16_bits(tmp_path: Path) -> None:
     numbers = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    palette = Image.fromarray(numbers).convert("P")
-    palette.putdata(numbers.ravel().tolist())
+    palette = Image.fromarray(numbers)
     palette.putpalette([7] * 768)  # colours mean nothing
     palette.save(tmp_path / "p.png")
     Image.fromarray(numbers.astype(np.uint16) * 50).save(tmp_path / "w.png")
@@ -130,7 +129,7 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
     ]
     for path in (tmp_path / "labels").iterdir():
         path.unlink()
-    with pytest.raises(ValueError, match=r"no picture of .* has a label map in .*; the first: .*c\.jpg"):
+    with pytest.raises(ValueError, match=r"no picture of .* has a label map in .*; the first: .*a\.jpg"):
         read_labelled(tmp_path / "pictures", tmp_path / "labels", ["a"], 1)
 
 
@@ -263,3 +262,11 @@ def test_the_fingerprint_sees_other_files_and_classes(tmp_path: Path) -> None:
     assert read(tmp_path, classes=4)[0].fingerprint() != before
     write_pair(tmp_path, "b", [[1, 2]])
     assert read(tmp_path)[0].fingerprint() != before
+
+
+def test_pictures_and_label_maps_may_lie_side_by_side(tmp_path: Path) -> None:
+    write_pair(tmp_path, "a", [[1, 2]])
+    (tmp_path / "labels" / "a.png").rename(tmp_path / "pictures" / "a.png")
+    part = read_labelled(tmp_path / "pictures", tmp_path / "pictures", ["c0", "c1"], 1)
+    assert [pair.picture.name for pair in part.pairs] == ["a.jpg"]
+    assert not part.broken

@@ -61,6 +61,8 @@ def read_labelled(pictures: Path, labels: Path, classes: Sequence[str], first_la
             raise ValueError(f"no folder {folder} with the {what}; give it with --data")
     maps = {path.stem: path for path in sorted(labels.iterdir()) if path.suffix.lower() == ".png"}
     found = sorted(path for path in pictures.iterdir() if is_picture(path) and not path.name.startswith("."))
+    if pictures.resolve() == labels.resolve():  # side by side: what is a PNG there is a label map
+        found = [path for path in found if path.suffix.lower() != ".png"]
     pairs, broken = [], []
     for path in found:
         if path.stem in maps:

@@ -182,7 +182,7 @@ def _turn(image: Tensor, saturation: float, hue: float) -> Tensor:
     """Change the saturation by a factor and the hue by a part of its circle."""
     if saturation == 1 and hue == 0:
         return image
-    picture = Image.fromarray(image.permute(1, 2, 0).numpy(), "RGB").convert("HSV")
+    picture = Image.fromarray(image.permute(1, 2, 0).numpy()).convert("HSV")
     h, s, v = (np.asarray(band) for band in picture.split())
     h = ((h.astype(np.int16) + round(256 * hue)) % 256).astype(np.uint8)
     s = np.clip(s * saturation + 0.5, 0, 255).astype(np.uint8)
