@@ -8,6 +8,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
 from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
@@ -51,11 +52,12 @@ class Segmenter(nn.Module):
     Args:
         stages: A backbone made with timm's `features_only`, four stages.
         num_classes: K.
+        multiple_px: Sides are filled up to multiples of this for the backbone, and cut again.
     """
 
-    def __init__(self, stages: nn.Module, num_classes: int, config: SegmenterConfig) -> None:
+    def __init__(self, stages: nn.Module, num_classes: int, config: SegmenterConfig, multiple_px: int = 1) -> None:
         super().__init__()
-        self.num_classes = num_classes
+        self.num_classes, self.multiple_px = num_classes, multiple_px
         self.backbone = stages
         widths: list[int] = stages.feature_info.channels()  # type: ignore[operator, union-attr]
         self.norms = nn.ModuleList(LayerNorm2d(width) for width in widths)
@@ -72,12 +74,14 @@ class Segmenter(nn.Module):
         return self.backbone.model  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Any:
-        size = x.shape[-2:]
+        h, w = x.shape[-2:]
+        if self.multiple_px > 1:
+            x = F.pad(x, (0, -w % self.multiple_px, 0, -h % self.multiple_px))
         maps = [norm(f) for norm, f in zip(self.norms, self.backbone(x), strict=True)]  # 1/4, 1/8, 1/16, 1/32
-        logits = enlarge(self.head(self.decoder([None, None, *maps])), size)
+        logits = enlarge(self.head(self.decoder([None, None, *maps])), x.shape[-2:])[..., :h, :w]
         if not self.training or self.aux is None:
             return logits
-        return logits, enlarge(self.aux(maps[2]), size)
+        return logits, enlarge(self.aux(maps[2]), x.shape[-2:])[..., :h, :w]
 
     def no_weight_decay(self) -> set[str]:
         return spared_from_decay(self.body, "backbone.model")
@@ -113,7 +117,8 @@ def _init_module(module: nn.Module) -> None:
 
 def create_segmenter(model: ModelConfig, num_classes: int, config: SegmenterConfig) -> tuple[Segmenter, WarmStartReport | None]:
     """The segmenter, its backbone from scratch or from a classifier's checkpoint."""
-    segmenter = Segmenter(create_stages(model, "a segmenter"), num_classes, config)
+    multiple_px = 32 if timm.get_pretrained_cfg_value(model.name, "fixed_input_size") else 1  # Swin; ours take any size
+    segmenter = Segmenter(create_stages(model, "a segmenter"), num_classes, config, multiple_px)
     if model.init is None:
         return segmenter, None
     state = read_state_dict(weights_file(model.init))
