@@ -72,7 +72,7 @@ def test_a_norm_on_every_stage_before_both_heads() -> None:
     assert torch.equal(seen[4], seen[2])  # the third stage
     for stage in seen:
         assert stage.mean(1).abs().max() < 1e-4
-        assert stage.var(1, correction=0).median() == pytest.approx(1, abs=0.05)
+        assert stage.var(1, correction=0).median().item() == pytest.approx(1, abs=0.05)
 
 
 def test_the_decoder_is_that_of_segmentation_models_pytorch() -> None:

@@ -115,7 +115,7 @@ def _count(name: str, options: BenchSegment) -> tuple[int, int]:
 def _time_all(options: BenchSegment) -> dict[str, list[float]]:
     torch.manual_seed(0)
     picture = torch.randn(1, 3, options.height, options.width, device=options.device)
-    models = {name: _build(name, options).to(options.device) for name in options.models}
+    models = {name: _build(name, options).to(options.device).to(memory_format=torch.channels_last) for name in options.models}
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for index in track(range(options.rounds + 1), description="labelling", transient=True):
         for name, model in models.items():
