@@ -308,7 +308,7 @@ def test_recipes_are_the_papers(size: str, drop_path: float, paper: float) -> No
     config = build(SegmentConfig, read_recipe(find_recipe(f"ade20k_upernet_{size}")))
     assert config.model == ModelConfig(name=f"tailprop_{size}", drop_path=drop_path)
     assert config.segmenter == SegmenterConfig(channels=512, dropout=0.1, aux_channels=256, aux_weight=0.4)
-    assert config.paper_miou == paper
+    assert config.paper_miou == {f"tailprop_{size}": paper}
     assert (config.data.short_px, config.data.long_px, config.data.first_label) == (512, 2048, 1)
     assert config.augment == SegmentAugmentConfig((0.5, 2.0), 512, 0.75, 0.5, 0.5)
     assert config.inference == InferenceConfig("slide", 512, 341)

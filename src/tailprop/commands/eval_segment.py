@@ -16,7 +16,7 @@ from tailprop.distributed import join, leave
 from tailprop.label_scores import LabelScores
 from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
 from tailprop.sliding import InferenceConfig
-from tailprop.tasks.segment import eval_loader, evaluate_segmenter
+from tailprop.tasks.segment import eval_loader, evaluate_segmenter, papers_miou
 from tailprop.train import autocast
 
 __all__ = ["EvalSegment", "InferenceChoice", "run"]
@@ -140,7 +140,7 @@ def _say(options: EvalSegment, segmenter: LoadedSegmenter, count: int, scores: L
         table.add_row(name, *("-" if value is None else f"{value:.1f}" for value in (iou, accuracy)))
     console.print(table)
     config = segmenter.config
-    beside = "" if config.paper_miou is None else f" (the paper's for this recipe: {config.paper_miou:.1f})"
+    beside = papers_miou(config, len(segmenter.classes))
     console.print(
         f"mean IoU {scores.miou:.2f} %{beside}, pixels right {scores.pixel_accuracy:.2f} %, mean over classes "
         f"{scores.class_accuracy:.2f} %; {config.model.name}, {count} pictures, shorter side {config.data.short_px} px"

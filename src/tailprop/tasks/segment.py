@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import tyro
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -44,8 +45,8 @@ class SegmentConfig:
 
     task: Literal["segment"] = "segment"
     """What is trained."""
-    paper_miou: float | None = None
-    """The paper's mean IoU for this recipe, to stand beside ours."""
+    paper_miou: Annotated[dict[str, float], tyro.conf.Suppress] = field(default_factory=dict)
+    """The paper's mean IoU by model, to stand beside ours."""
     model: ModelConfig = field(default_factory=ModelConfig)
     segmenter: SegmenterConfig = field(default_factory=SegmenterConfig)
     data: SegmentDataConfig = field(default_factory=SegmentDataConfig)
@@ -156,7 +157,7 @@ class Segmentation:
             stack_legend(folder / "pictures.jpg", seen, self.classes)
 
     def summary(self, best: dict[str, float]) -> str:
-        paper = f" (the paper: {self.config.paper_miou})" if self.config.paper_miou is not None else ""
+        paper = papers_miou(self.config, len(self.classes))
         return f"mean IoU {best['miou']:.2f}{paper}, pixels right {best['pixel_accuracy']:.2f} %"
 
     def _show(self, index: int, predicted: Tensor) -> None:
@@ -172,6 +173,12 @@ class Segmentation:
         if self.world.is_first:
             report(new)
         self.broken |= {item.name: item.reason for item in new}
+
+
+def papers_miou(config: SegmentConfig, num_classes: int) -> str:
+    """The paper's number in words, where it is for this model and for ADE20K's 150 classes."""
+    number = config.paper_miou.get(config.model.name) if num_classes == 150 else None
+    return "" if number is None else f" (the paper, on ADE20K: {number:.1f})"
 
 
 def check_batch(batch: int, world: World) -> None:
