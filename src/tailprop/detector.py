@@ -7,9 +7,8 @@ in the detectors of Swin, ConvNeXt and vHeat.
 import copy
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm2d
@@ -23,9 +22,9 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-import tailprop.backbone  # noqa: F401 - registers the models
 from tailprop.checks import check_at_least, check_between
 from tailprop.config import ModelConfig
+from tailprop.stages import create_stages, spared_from_decay
 from tailprop.tasks.classify import weights_file
 from tailprop.warmstart import WarmStartReport, read_state_dict, warm_start
 
@@ -155,9 +154,7 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
         return self.backbone.body.model
 
     def no_weight_decay(self) -> set[str]:
-        """What the backbone excepts, under the names it has here."""
-        spared: set[str] = getattr(self.body, "no_weight_decay", set)()
-        return {f"backbone.body.model.{name}" for name in spared}
+        return spared_from_decay(self.body, "backbone.body.model")
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.body.set_grad_checkpointing(enable)  # type: ignore[operator]
@@ -167,33 +164,12 @@ def create_detector(
     model: ModelConfig, num_classes: int, short_px: int, long_px: int, config: DetectorConfig
 ) -> tuple[Detector, WarmStartReport | None]:
     """The detector, its backbone from scratch or from a classifier's checkpoint."""
-    detector = Detector(_create_body(model), num_classes, short_px, long_px, config)
+    detector = Detector(create_stages(model, "a detector"), num_classes, short_px, long_px, config)
     if model.init is None:
         return detector, None
     state = read_state_dict(weights_file(model.init))
     whole = any(name.startswith("roi_heads.") for name in state)  # a detector's checkpoint: heads too, where they fit
     return detector, warm_start(detector if whole else detector.body, state)
-
-
-def _create_body(model: ModelConfig) -> nn.Module:
-    settings: dict[str, Any] = dict(model.args)
-    if model.drop_path is not None:
-        settings["drop_path_rate"] = model.drop_path
-    if model.name.startswith("swin"):
-        settings.setdefault("strict_img_size", False)  # it refuses other sizes unless told
-    try:
-        body = timm.create_model(model.name, features_only=True, feature_cls="getter", in_chans=model.in_chans, **settings)
-    except (TypeError, RuntimeError, AssertionError, AttributeError) as error:
-        raise ValueError(f"{model.name} cannot be the backbone of a detector: {str(error).splitlines()[0]}") from None
-    if body.feature_info.reduction() != [4, 8, 16, 32]:
-        raise ValueError(
-            f"{model.name} has stages at 1/{body.feature_info.reduction()} of the picture; the pyramid wants 4, 8, 16, 32"
-        )
-    if hasattr(body.model, "head"):
-        body.model.head = (
-            nn.Identity()
-        )  # some keep a norm there that no gradient reaches, and distributed training waits for it
-    return body
 
 
 def detector_macs(detector: Detector, height: int = 800, width: int = 1280) -> int:

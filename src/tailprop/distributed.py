@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = [
     "World",
@@ -21,6 +21,7 @@ __all__ = [
     "join",
     "launch_name",
     "leave",
+    "share_batch_norms",
     "sum_over_processes",
 ]
 
@@ -150,6 +151,19 @@ def sum_over_processes(values: Tensor, device: torch.device) -> Tensor:
     total = values.to(device)
     dist.all_reduce(total)
     return total.cpu()
+
+
+def share_batch_norms(model: nn.Module) -> None:
+    """Give every process the first one's running statistics.
+
+    GPUs share them in training. On a CPU each process has its own after a step, and would evaluate a slightly other model.
+    """
+    if not _is_shared():
+        return
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            for value in module.buffers():
+                dist.broadcast(value, 0)
 
 
 def any_true(flag: bool, device: torch.device) -> bool:

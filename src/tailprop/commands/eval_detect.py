@@ -12,9 +12,10 @@ from rich.table import Table
 from tailprop.coco_scores import KINDS, NAMES, RECALLS
 from tailprop.data.coco import CocoSet
 from tailprop.data.detect import DetectDataConfig, open_coco
+from tailprop.data.loading import report
 from tailprop.distributed import join, leave
 from tailprop.load_detector import LoadedDetector, load_detector
-from tailprop.tasks.detect import detect_all, eval_loader, papers_ap, report, score_over_processes
+from tailprop.tasks.detect import detect_all, eval_loader, papers_ap, score_over_processes
 from tailprop.train import autocast
 
 __all__ = ["EvalDetect", "run"]

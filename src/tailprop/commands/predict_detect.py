@@ -18,7 +18,7 @@ from rich.table import Table
 from tailprop.checks import check_between
 from tailprop.coco_scores import to_results
 from tailprop.data.loading import Broken, to_device
-from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, unique_stems
 from tailprop.distributed import join, leave
 from tailprop.drawing import draw_objects, objects_of
 from tailprop.load_detector import LoadedDetector, load_detector
@@ -86,7 +86,7 @@ def _look_at_all(
 ) -> dict[str, Any]:
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    names = _names(paths)
+    names = unique_stems(paths)
     quiet = not Console().is_terminal
     for number, path in enumerate(track(paths, "looking", transient=True, disable=quiet), start=1):
         picture = read_picture(path, "RGB")
@@ -96,7 +96,9 @@ def _look_at_all(
             print(printable(f"skipped {picture}"), file=sys.stderr)
             continue
         found = [e for e in find_objects(detector, picture, number, device) if e["score"] >= options.score]
-        draw_objects(picture, objects_of(found, detector.categories, options.score)).save(options.out / names[number - 1])
+        draw_objects(picture, objects_of(found, detector.categories, options.score)).save(
+            options.out / f"{names[number - 1]}.jpg"
+        )
         images.append(dict(id=number, file_name=str(path), width=picture.width, height=picture.height))
         annotations += [dict(e, id=len(annotations) + k, iscrowd=0) for k, e in enumerate(found, start=1)]
     if not images:
@@ -105,18 +107,6 @@ def _look_at_all(
         annotation["area"] = annotation["bbox"][2] * annotation["bbox"][3]
     categories = [dict(id=i, name=name) for i, name in detector.categories.items()]
     return dict(images=images, annotations=annotations, categories=categories)
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """A name for each drawn picture: its own, with a number where two share it."""
-    names: list[str] = []
-    for path in paths:
-        name, count = f"{path.stem}.jpg", 1
-        while name in names:
-            count += 1
-            name = f"{path.stem}_{count}.jpg"
-        names.append(name)
-    return names
 
 
 def _say(options: PredictDetect, content: dict[str, Any], names: dict[int, str]) -> None:

@@ -24,9 +24,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from tailprop.distributed import World
 
-__all__ = ["Broken", "EvalOrder", "Key", "TrainOrder", "make_loader", "mix", "seeded"]
+__all__ = ["Broken", "EvalOrder", "Key", "TrainOrder", "make_loader", "mix", "report", "seeded"]
 
 _64_BITS = (1 << 64) - 1
+_NAMED = 20  # broken things named one by one
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,14 @@ class Broken:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
+
+
+def report(broken: Sequence[Broken]) -> None:
+    """Name what is left out on standard error; of very many, the first."""
+    for item in broken[:_NAMED]:
+        print(f"left out, {item}", file=sys.stderr)
+    if len(broken) > _NAMED:
+        print(f"left out, {len(broken) - _NAMED} more", file=sys.stderr)
 
 
 class TrainOrder(Sampler[list[Key]]):

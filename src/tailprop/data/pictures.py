@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tailprop.data.loading import Broken
 
-__all__ = ["SUFFIXES", "is_picture", "list_pictures", "printable", "quiet_pillow", "read_ahead", "read_picture"]
+__all__ = ["SUFFIXES", "is_picture", "list_pictures", "printable", "quiet_pillow", "read_ahead", "read_picture", "unique_stems"]
 
 # What cameras, scanners and the web write. Pillow opens more (.h5, .mpg, .ps), but in a folder those are rarely meant.
 SUFFIXES: Final = (
@@ -71,6 +71,18 @@ def _search(folder: Path) -> list[Path]:
 
 def _refuse(error: OSError) -> None:
     raise error  # os.walk would leave out a folder it may not read, and nobody would know
+
+
+def unique_stems(paths: Sequence[Path]) -> list[str]:
+    """A name for what is written of each picture: its own without suffix, with a number where it is taken."""
+    names: dict[str, None] = {}  # in order, and quick to look up
+    for path in paths:
+        name, count = path.stem, 1
+        while name in names:
+            count += 1
+            name = f"{path.stem}_{count}"
+        names[name] = None
+    return list(names)
 
 
 def is_picture(path: Path) -> bool:

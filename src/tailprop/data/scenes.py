@@ -7,7 +7,7 @@ parquet  train-*.parquet and validation-*.parquet, labelled with the shape of wh
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,11 +17,21 @@ from PIL import Image
 
 from tailprop.data.synthetic import SHAPES, Scene, SceneConfig, make_scene
 
-__all__ = ["FORMATS", "encode_mask", "ensure_coco", "write_ade20k", "write_coco", "write_parquet", "write_scenes"]
+__all__ = [
+    "FORMATS",
+    "encode_mask",
+    "ensure_ade20k",
+    "ensure_coco",
+    "write_ade20k",
+    "write_coco",
+    "write_parquet",
+    "write_scenes",
+]
 
 FORMATS: Final = ("coco", "ade20k", "parquet")
 SHARD: Final = 1000  # pictures in a parquet shard
 QUALITY: Final = 92  # of the JPEGs
+Writer = Callable[[Path, SceneConfig, int, int], None]
 
 
 def write_scenes(out: Path, style: Literal["coco", "ade20k", "parquet"], config: SceneConfig, train: int, val: int) -> None:
@@ -44,13 +54,22 @@ def write_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
 
 def ensure_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
     """Write the scenes unless they are there; other ones in their place are refused."""
-    note, wanted = out / "scenes.json", dict(asdict(config), train=train, val=val)
+    _ensure(out, write_coco, config, train, val, {})
+
+
+def ensure_ade20k(out: Path, config: SceneConfig, train: int, val: int) -> None:
+    """The same with a class for every pixel."""
+    _ensure(out, write_ade20k, config, train, val, {"format": "ade20k"})
+
+
+def _ensure(out: Path, write: Writer, config: SceneConfig, train: int, val: int, more: dict[str, str]) -> None:
+    note, wanted = out / "scenes.json", dict(asdict(config), train=train, val=val, **more)
     if note.is_file():
         if json.loads(note.read_text()) != json.loads(json.dumps(wanted)):
             raise ValueError(f"{out} holds scenes made with other settings; remove it or change --data.root")
         return
     print(f"generating {train + val} scenes in {out}", flush=True)
-    write_coco(out, config, train, val)
+    write(out, config, train, val)
     note.write_text(json.dumps(wanted))  # last: with it there, the folder is whole
 
 

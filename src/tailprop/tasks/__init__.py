@@ -9,6 +9,7 @@ __all__ = ["TASKS", "find_task"]
 TASKS: Final = {
     "classify": ("tailprop.tasks.classify", "ClassifyConfig", "Classification"),
     "detect": ("tailprop.tasks.detect", "DetectConfig", "Detection"),
+    "segment": ("tailprop.tasks.segment", "SegmentConfig", "Segmentation"),
     "restore": ("tailprop.tasks.restore", "RestoreConfig", "Restoration"),
 }
 

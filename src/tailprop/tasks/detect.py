@@ -1,7 +1,6 @@
 """Detection and instance segmentation: settings, model, batches, losses and COCO's numbers."""
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,14 +27,13 @@ from tailprop.data.detect import (
     collate,
     open_coco,
 )
-from tailprop.data.loading import Broken, EvalOrder, make_loader, to_device
+from tailprop.data.loading import Broken, EvalOrder, make_loader, report, to_device
 from tailprop.detector import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.distributed import World, gather
 from tailprop.drawing import draw_objects, draw_page, objects_of
 from tailprop.figures import draw_learning
 
 PICTURES_DRAWN = 16  # of the validation set, when a run ends
-NAMED = 20  # broken things named one by one
 __all__ = ["DetectConfig", "Detection", "detect_all"]
 
 
@@ -184,14 +182,6 @@ def papers_ap(config: DetectConfig, num_classes: int) -> str:
     """The paper's numbers in words, where they are for this model and for COCO's 80 classes."""
     numbers = config.paper_ap.get(config.model.name) if num_classes == 80 else None
     return "" if numbers is None else f" (the paper, on COCO 2017: {numbers[0]:.1f}, {numbers[1]:.1f})"
-
-
-def report(broken: Sequence[Broken]) -> None:
-    """Name what is left out on standard error; of very many, the first."""
-    for item in broken[:NAMED]:
-        print(f"left out, {item}", file=sys.stderr)
-    if len(broken) > NAMED:
-        print(f"left out, {len(broken) - NAMED} more", file=sys.stderr)
 
 
 def check_categories(train: CocoSet, validation: CocoSet) -> None:

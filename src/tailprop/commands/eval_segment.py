@@ -1,0 +1,152 @@
+"""`tailprop eval` for a segmenter: mean IoU on its own data or on any with label PNGs."""
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from tailprop.data.labels import LabelSet
+from tailprop.data.loading import report
+from tailprop.data.segment import SegmentDataConfig, open_labelled
+from tailprop.distributed import join, leave
+from tailprop.label_scores import LabelScores
+from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
+from tailprop.sliding import InferenceConfig
+from tailprop.tasks.segment import eval_loader, evaluate_segmenter, papers_miou
+from tailprop.train import autocast
+
+__all__ = ["EvalSegment", "InferenceChoice", "run"]
+
+
+@dataclass(frozen=True)
+class SegmentDataChoice:
+    """Other data than the checkpoint was trained on; what is not given stays as in its run."""
+
+    root: Path | None = None
+    """Folder that everything below is in."""
+    val_images: str | None = None
+    """Folder of the pictures."""
+    val_labels: str | None = None
+    """Their label maps, PNGs of the same names."""
+    classes: str | None = None
+    """File with a class name in every line; ade20k = its 150."""
+    first_label: int | None = None
+    """Number of the first class in the label maps; lower numbers are ignored."""
+    short_px: int | None = None
+    """Shorter side the pictures are resized to."""
+    long_px: int | None = None
+    """Longer side at most."""
+    on_broken: Literal["skip", "stop"] | None = None
+    """A picture or a label map that is missing or damaged: skip and count it, or stop."""
+    workers: int | None = None
+    """Loader processes."""
+
+    def over(self, data: SegmentDataConfig) -> SegmentDataConfig:
+        changed = over(self, data)
+        if self.root is not None:
+            changed = replace(changed, source="folder")
+        changed.check()
+        return changed
+
+
+@dataclass(frozen=True)
+class InferenceChoice:
+    """Another way to look at the pictures; what is not given stays as in the run."""
+
+    mode: Literal["slide", "whole"] | None = None
+    """slide: in windows, averaged where they overlap; whole: at once."""
+    window_px: int | None = None
+    """Side of the windows."""
+    stride_px: int | None = None
+    """From one window to the next."""
+    scales: tuple[float, ...] | None = None
+    """Sizes over the usual one; probabilities are averaged over them."""
+    flip: bool | None = None
+    """Look at the mirror image too."""
+
+    def over(self, inference: InferenceConfig) -> InferenceConfig:
+        changed = over(self, inference)
+        changed.check()
+        return changed
+
+
+def over(choice: Any, settings: Any) -> Any:
+    """Settings with what was chosen in their place."""
+    return replace(settings, **{f.name: v for f in fields(choice) if (v := getattr(choice, f.name)) is not None})
+
+
+@dataclass(frozen=True)
+class EvalSegment:
+    """Measure a segmenter."""
+
+    checkpoint: tyro.conf.Positional[str]
+    """A run folder, or a file of weights in it."""
+    split: Literal["validation", "train"] = "validation"
+    """Which pictures."""
+    data: SegmentDataChoice = field(default_factory=SegmentDataChoice)
+    inference: InferenceChoice = field(default_factory=InferenceChoice)
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run."""
+    threads: int = 0
+    """CPU threads; 0 = PyTorch's choice."""
+    out: Path | None = None
+    """JSON file for the numbers, those of every class among them."""
+
+
+def run(options: EvalSegment) -> None:
+    world = join(options.device, options.threads)
+    try:
+        segmenter = load_segmenter(options.checkpoint)
+        config = segmenter.config
+        config = replace(config, data=options.data.over(config.data), inference=options.inference.over(config.inference))
+        segmenter = replace(segmenter, config=config, model=segmenter.model.to(world.device))
+        part = open_labelled(config.data, options.split, world)
+        loader = eval_loader(part, config.data.workers, world, align_classes(part, segmenter.classes))
+        with autocast(world.device, options.precision):
+            scores, broken = evaluate_segmenter(segmenter.label, loader, len(segmenter.classes), world.device)
+        broken = [*part.broken, *broken]
+        if broken and config.data.on_broken == "stop":
+            raise ValueError(f"{broken[0]}; mend or remove it, or go on without it (--data.on-broken skip)")
+        if world.is_first:
+            report(broken)
+            _say(options, segmenter, len(part.pairs), scores)
+    finally:
+        leave()
+
+
+def align_classes(part: LabelSet, known: tuple[str, ...]) -> list[int]:
+    """The segmenter's number for each class of the data, matched by name; a name it does not know is refused.
+
+    ADE20K's own table has synonyms behind each name ("building, edifice"), our list the names alone.
+    """
+    numbers = {name.split(",")[0]: number for number, name in enumerate(known)} | {n: i for i, n in enumerate(known)}
+    found = [numbers.get(name, numbers.get(name.split(",")[0])) for name in part.classes]
+    strange = [name for name, number in zip(part.classes, found, strict=True) if number is None]
+    if strange:
+        raise ValueError(f"{part.name} has classes that the segmenter does not know: {', '.join(strange[:5])}")
+    return [number for number in found if number is not None]
+
+
+def _say(options: EvalSegment, segmenter: LoadedSegmenter, count: int, scores: LabelScores) -> None:
+    console = Console()
+    table = Table("class", "IoU, %", "pixels found, %")
+    for name, iou, accuracy in zip(segmenter.classes, scores.iou, scores.accuracy, strict=True):
+        table.add_row(name, *("-" if value is None else f"{value:.1f}" for value in (iou, accuracy)))
+    console.print(table)
+    config = segmenter.config
+    beside = papers_miou(config, len(segmenter.classes))
+    console.print(
+        f"mean IoU {scores.miou:.2f} %{beside}, pixels right {scores.pixel_accuracy:.2f} %, mean over classes "
+        f"{scores.class_accuracy:.2f} %; {config.model.name}, {count} pictures, shorter side {config.data.short_px} px"
+    )
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        classes = dict(zip(segmenter.classes, scores.iou, strict=True))
+        about = dict(model=config.model.name, count=count, short_px=config.data.short_px, long_px=config.data.long_px)
+        options.out.write_text(json.dumps(about | scores.numbers() | dict(iou=classes), indent=2) + "\n")

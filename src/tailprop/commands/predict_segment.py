@@ -1,0 +1,108 @@
+"""`tailprop predict` for a segmenter: label maps as PNGs, and pictures tinted by class with a legend."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tailprop.commands.eval_segment import InferenceChoice
+from tailprop.data.loading import Broken, to_device
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, unique_stems
+from tailprop.distributed import join, leave
+from tailprop.labelmaps import draw_labels, save_labels, with_legend
+from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
+from tailprop.train import autocast
+
+NAMED = 6  # classes of a picture in the table
+__all__ = ["PredictSegment", "run"]
+
+
+@dataclass(frozen=True)
+class PredictSegment:
+    """Say what every pixel of pictures shows."""
+
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    """A run folder, or a file of weights in it."""
+    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
+    """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
+    out: Path = Path("labels")
+    """Folder for NAME.png (label map, numbers as in the training data), NAME_overlay.jpg and classes.txt."""
+    inference: InferenceChoice = field(default_factory=InferenceChoice)
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run."""
+    on_broken: Literal["skip", "stop"] = "skip"
+    """A picture that cannot be read: name it on standard error and go on, or stop."""
+
+    def check(self) -> None:
+        if self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"--out {self.out} is a file; name a folder")
+
+
+def run(options: PredictSegment) -> None:
+    options.check()
+    world = join(options.device)
+    try:
+        if world.is_first:  # under torchrun one process answers, once
+            paths = list_pictures(options.pictures)
+            segmenter = load_segmenter(options.checkpoint)
+            config = replace(segmenter.config, inference=options.inference.over(segmenter.config.inference))
+            segmenter = replace(segmenter, config=config, model=segmenter.model.to(world.device))
+            options.out.mkdir(parents=True, exist_ok=True)
+            refuse_own_pictures(options.out, paths)
+            with quiet_pillow(), autocast(world.device, options.precision):
+                table = _look_at_all(options, segmenter, paths, world.device)
+            _say(options, table, segmenter)
+    finally:
+        leave()
+
+
+def refuse_own_pictures(out: Path, paths: Sequence[Path]) -> None:
+    """A label map must not take the place of the picture it was made of."""
+    for path, stem in zip(paths, unique_stems(paths), strict=True):
+        if path.resolve() == (out / f"{stem}.png").resolve():
+            raise ValueError(f"the label map of {path} would be written over it; choose another --out")
+
+
+def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Sequence[Path], device: torch.device) -> Table:
+    table = Table("picture", "size", "classes, % of pixels")
+    quiet = not Console().is_terminal
+    pairs = list(zip(paths, unique_stems(paths), strict=True))
+    for path, stem in track(pairs, "looking", transient=True, disable=quiet):
+        picture = read_picture(path, "RGB")
+        if isinstance(picture, Broken):
+            if options.on_broken == "stop":
+                raise ValueError(f"{picture}; mend or remove it, or go on without it (--on-broken skip)")
+            print(printable(f"skipped {picture}"), file=sys.stderr)
+            continue
+        image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        labels = segmenter.label(to_device(image, device)).cpu().numpy()
+        counts = np.bincount(labels.ravel(), minlength=len(segmenter.classes))
+        save_labels(options.out / f"{stem}.png", labels, segmenter.config.data.first_label)
+        with_legend(draw_labels(picture, labels), counts, segmenter.classes).save(
+            options.out / f"{stem}_overlay.jpg", quality=92
+        )
+        most = [int(i) for i in np.argsort(-counts, kind="stable")[:NAMED] if counts[i] > 0]
+        named = ", ".join(f"{segmenter.classes[i]} {100 * counts[i] / labels.size:.1f}" for i in most)
+        table.add_row(printable(str(path)), f"{picture.width}x{picture.height}", named)
+    if not table.rows:
+        raise ValueError(f"none of the {len(paths)} pictures can be read")
+    return table
+
+
+def _say(options: PredictSegment, table: Table, segmenter: LoadedSegmenter) -> None:
+    (options.out / "classes.txt").write_text("\n".join(segmenter.classes) + "\n")
+    console = Console()
+    console.print(table)
+    first = segmenter.config.data.first_label
+    said = f"label maps ({first} = {segmenter.classes[0]}), overlays and classes.txt in {options.out}"
+    console.print(said, soft_wrap=True, markup=False)

@@ -1,0 +1,147 @@
+"""Pictures with a class for every pixel: folders of pictures, folders of label PNGs, a list of classes; every flaw named.
+
+ADE20K's layout (ADEChallengeData2016) and everybody else's: a picture `a.jpg` has its labels in `a.png`, whose pixels hold
+numbers. The first class has the number `first_label`; lower numbers, and 255 where no class has it, mean that nobody says.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from tailprop.data.loading import Broken
+from tailprop.data.pictures import is_picture, prepare, reason_of
+
+__all__ = ["ADE20K", "IGNORE", "LabelSet", "Labelled", "find_classes", "read_labelled", "read_labels", "read_pair"]
+
+IGNORE: Final = -1  # the label of pixels that do not count
+ADE20K: Final = "ade20k"  # stands for its 150 classes
+CLASS_FILES: Final = ("objectInfo150.txt", "classes.txt")  # looked for in the root of the data
+MODES: Final = ("L", "P", "1", "I", "I;16")  # of PNGs whose pixels are single numbers
+
+Labels = npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A picture and its label map, by their files."""
+
+    picture: Path
+    labels: Path
+
+
+@dataclass
+class LabelSet:
+    """What a pair of folders holds."""
+
+    name: str
+    pairs: list[Labelled]
+    classes: tuple[str, ...]
+    first_label: int
+    broken: list[Broken] = field(default_factory=list)
+
+    def fingerprint(self) -> str:
+        """Of the classes, the files and the sizes of the label maps: reading twenty thousand of them would take minutes."""
+        digest = hashlib.sha256("\n".join((*self.classes, str(self.first_label))).encode())
+        for pair in self.pairs:
+            digest.update(f"{pair.picture.name} {pair.labels.name} {pair.labels.stat().st_size}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def read_labelled(pictures: Path, labels: Path, classes: Sequence[str], first_label: int) -> LabelSet:
+    """Match pictures and label maps by name; neither is opened."""
+    for folder, what in ((pictures, "pictures"), (labels, "label maps")):
+        if not folder.is_dir():
+            raise ValueError(f"no folder {folder} with the {what}; give it with --data")
+    maps = {path.stem: path for path in sorted(labels.iterdir()) if path.suffix.lower() == ".png"}
+    found = sorted(path for path in pictures.iterdir() if is_picture(path) and not path.name.startswith("."))
+    if pictures.resolve() == labels.resolve():  # side by side: what is a PNG there is a label map
+        found = [path for path in found if path.suffix.lower() != ".png"]
+    pairs, broken = [], []
+    for path in found:
+        if path.stem in maps:
+            pairs.append(Labelled(path, maps[path.stem]))
+        else:
+            broken.append(Broken(str(path), f"its label map {labels / path.stem}.png is missing"))
+    stems = {path.stem for path in found}
+    broken += [Broken(str(path), f"its picture is missing in {pictures}") for stem, path in maps.items() if stem not in stems]
+    if not pairs:
+        first = f"; the first: {broken[0]}" if broken else ""
+        raise ValueError(f"no picture of {pictures} has a label map in {labels}{first}")
+    return LabelSet(str(pictures), pairs, tuple(classes), first_label, broken)
+
+
+def find_classes(root: Path, given: str | None) -> tuple[str, ...]:
+    """The class names: ADE20K's, of a file that is given, or of a file in the root of the data."""
+    if given == ADE20K:
+        return tuple((files("tailprop.data") / "ade20k_classes.txt").read_text().split("\n")[:-1])
+    if given is not None:
+        return read_classes(next((path for path in (Path(given), root / given) if path.is_file()), Path(given)))
+    for name in CLASS_FILES:
+        if (root / name).is_file():
+            return read_classes(root / name)
+    raise ValueError(
+        f"{root} has no list of classes; write their names into {root / 'classes.txt'}, a line each in the order of their "
+        f"labels, or give such a file with --data.classes ({ADE20K} stands for ADE20K's 150)"
+    )
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """A name in every line, or ADE20K's table, whose last column has them."""
+    if not path.is_file():
+        raise ValueError(f"no list of classes {path}")
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file; the list of classes has a name in every line") from None
+    if lines and lines[0].split("\t")[-1] == "Name":
+        lines = [line.split("\t")[-1].strip() for line in lines[1:]]
+    twice = next((name for name in lines if lines.count(name) > 1), None)
+    if not lines or twice is not None:
+        raise ValueError(f"{path} names {'no class' if twice is None else f'{twice!r} twice'}; it needs a name in every line")
+    return tuple(lines)
+
+
+def read_labels(path: Path, num_classes: int, first_label: int) -> Labels:
+    """A label map as class numbers from 0 on and IGNORE; a value that is no class is refused. (H, W)"""
+    with Image.open(path) as file:
+        if file.mode not in MODES:
+            raise ValueError(f"its pixels are {file.mode}, a label map has one number for each")
+        values = np.asarray(file).astype(np.int64)
+    last = first_label + num_classes - 1
+    ignored = (values < first_label) | ((values == 255) & (last < 255))
+    wrong = values[(values > last) & ~ignored]
+    if wrong.size > 0:
+        raise ValueError(
+            f"it has the label {wrong[0]} in {wrong.size} pixels; the {num_classes} classes have {first_label} to {last}"
+        )
+    return np.where(ignored, IGNORE, values - first_label).astype(np.int16)
+
+
+def read_pair(pair: Labelled, num_classes: int, first_label: int) -> tuple[Image.Image, Labels] | Broken:
+    """The picture, in RGB, and its labels, or which of the files is at fault and why."""
+    at_fault = pair.labels
+    try:
+        labels = read_labels(pair.labels, num_classes, first_label)
+        at_fault = pair.picture
+        picture = _read_as_labelled(pair.picture, (labels.shape[1], labels.shape[0]))
+    except Exception as error:  # decoders trip over damage in many ways
+        return Broken(str(at_fault), reason_of(error))
+    if picture.size != (labels.shape[1], labels.shape[0]):
+        sizes = f"it is {labels.shape[1]}x{labels.shape[0]}, its picture {pair.picture} is {picture.width}x{picture.height}"
+        return Broken(str(pair.labels), sizes)
+    return picture, labels
+
+
+def _read_as_labelled(path: Path, size: tuple[int, int]) -> Image.Image:
+    """Upright, or as stored where only that has the size of the label map."""
+    with Image.open(path) as file:
+        stored = file.size
+        picture = prepare(file, "RGB")
+        return file.convert("RGB") if picture.size != size and stored == size else picture

@@ -1,0 +1,49 @@
+"""A trained segmenter, its classes, and how it looks at pictures."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tailprop.config import build
+from tailprop.load import _metadata
+from tailprop.runs import read_config
+from tailprop.segmenter import Segmenter, create_segmenter
+from tailprop.sliding import label_picture
+from tailprop.tasks.classify import weights_file
+from tailprop.tasks.segment import SegmentConfig
+from tailprop.warmstart import read_state_dict
+
+__all__ = ["LoadedSegmenter", "load_segmenter"]
+
+
+@dataclass(frozen=True)
+class LoadedSegmenter:
+    """A model in evaluation mode, the settings of its run, and the names of its classes."""
+
+    model: Segmenter
+    config: SegmentConfig
+    classes: tuple[str, ...]
+
+    def label(self, image: Tensor) -> Tensor:
+        """The class of every pixel of a picture in bytes, (3, H, W) -> (H, W)."""
+        data = self.config.data
+        return label_picture(self.model, image, self.config.inference, data.short_px, data.long_px)
+
+
+def load_segmenter(where: str) -> LoadedSegmenter:
+    """Load a segmenter from its run folder, or from a file of weights in it."""
+    path, weights = Path(where), weights_file(where)
+    config = build(SegmentConfig, read_config(path if path.is_dir() else path.parent))
+    notes = _metadata(weights)
+    if "first_label" not in notes:
+        raise ValueError(f"{weights} has no model.safetensors beside it that names its classes; the run was not finished")
+    classes = tuple(notes["classes"].split("\n"))
+    model, _ = create_segmenter(replace(config.model, init=None), len(classes), config.segmenter)
+    try:
+        model.load_state_dict(read_state_dict(weights))
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not fit {config.model.name}: {str(error).splitlines()[1].strip()}") from None
+    model.to(memory_format=torch.channels_last)  # as in training: another layout rounds differently
+    return LoadedSegmenter(model.eval(), config, classes)
