@@ -131,11 +131,11 @@ def _time_all(options: BenchSegment) -> dict[str, list[float]]:
 
 
 def _print(rows: list[Row], where: dict[str, str]) -> None:
-    columns = ("backbone", "parameters", "GMACs", "the paper's", "over it", "pictures/s, best", "median", "first over this")
-    table = Table(*columns)
+    table = Table("backbone", "GMACs", "paper", "img/s, best", "median", "first/this")  # the file has more
     table.columns[0].no_wrap = True
     for row in rows:
-        table.add_row(row.model, f"{row.parameters / 1e6:.1f} M", f"{row.macs / 1e9:.1f}", *_figures(rows, row))
+        paper, _, *rates = _figures(rows, row)
+        table.add_row(row.model, f"{row.macs / 1e9:.1f}", paper, *rates)
     console = Console()
     console.print(table)
     console.print(", ".join(f"{key} {value}" for key, value in where.items()), style="dim")
