@@ -124,7 +124,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         settings = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError):
         settings = None
-    if not isinstance(settings, dict) or not all(isinstance(settings.get(part), dict) for part in ("model", "data", "run")):
+    if not isinstance(settings, dict) or not all(isinstance(settings.get(part), dict) for part in ("model", "data")):
         raise ValueError(f"{path} is not the config.yaml of a run of this program; choose another folder")
     return settings
 
