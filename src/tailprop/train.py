@@ -135,7 +135,7 @@ class Trainer:
         self.model = self.task.build_model(resumed)
         self.description = self.task.describe(self.model)
         if self.world.device.type == "cuda" and self.world.size > 1:
-            self.model = convert_sync_batchnorm(self.model)  # for models with BatchNorm; ours have none
+            self.model = convert_sync_batchnorm(self.model)  # UPerNet and DnCNN have some
         self.model.to(self.world.device).to(memory_format=torch.channels_last).train()
         if self.config.grad_checkpointing:
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
