@@ -26,7 +26,7 @@ from tailprop.commands import predict
 from tailprop.commands.predict import Guess, Predict, Prediction
 from tailprop.data.classify import eval_transform
 from tailprop.data.loading import Broken
-from tailprop.data.pictures import is_picture, list_pictures, printable, read_ahead, read_picture
+from tailprop.data.pictures import is_picture, list_pictures, printable, read_ahead, read_picture, refuse_own_pictures
 from tailprop.load import load_classifier
 
 CLASSES = ("tench", "great white", "a, b", '[red]"x"[/red]', "naïve :cat:", "dog", "six")
@@ -479,3 +479,11 @@ def test_small_helpers() -> None:
     assert not is_picture(Path("jpg"))
     assert printable("Screenshot 1\u202fPM é.png") == "Screenshot 1\u202fPM é.png"
     assert printable("a\nb\x1b\udce9") == r"a\nb\x1b\udce9"
+
+
+def test_answers_take_the_place_of_no_picture(tmp_path: Path) -> None:
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes(b"")
+    refuse_own_pictures([photo], [tmp_path / "drawn" / "photo.jpg"])
+    with pytest.raises(ValueError, match="would be written over"):
+        refuse_own_pictures([photo], [tmp_path / "drawn" / ".." / "photo.jpg"])

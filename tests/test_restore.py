@@ -291,7 +291,7 @@ def test_what_cannot_be_read_is_named(trained: Path, tmp_path: Path, capsys: pyt
     assert predict(trained, tmp_path / "text.png", tmp_path / "good.png", "--out", tmp_path / "out") == 0
     assert "skipped" in capsys.readouterr().err
     assert predict(trained, tmp_path / "good.png", "--out", tmp_path) == 2
-    assert "would be overwritten" in capsys.readouterr().err
+    assert "would be written over" in capsys.readouterr().err
     assert predict(trained, tmp_path / "good.png", "--overlap-px", 400) == 2
     assert "may share at most half" in capsys.readouterr().err
 

@@ -450,7 +450,7 @@ def test_predict_writes_label_maps_and_overlays(
     capsys.readouterr()
     Image.new("RGB", (64, 64)).save(tmp_path / "own.png")
     assert tailprop_cli.main(["predict", str(run), str(tmp_path / "own.png"), "--out", str(tmp_path), "--device", "cpu"]) == 2
-    assert "would be written over it" in capsys.readouterr().err
+    assert "would be written over" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from tailprop.checkpoint import write_atomically
 from tailprop.checks import check_between
 from tailprop.coco_scores import to_results
 from tailprop.data.loading import Broken, to_device
-from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, unique_stems
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_own_pictures, unique_stems
 from tailprop.distributed import join, leave
 from tailprop.drawing import draw_objects, objects_of
 from tailprop.load_detector import LoadedDetector, load_detector
@@ -63,9 +64,10 @@ def run(options: PredictDetect) -> None:
             detector = load_detector(options.checkpoint, options.short_px)
             detector.model.to(world.device)
             options.out.mkdir(parents=True, exist_ok=True)
+            refuse_own_pictures(paths, [options.out / f"{stem}.jpg" for stem in unique_stems(paths)])
             with quiet_pillow(), autocast(world.device, options.precision):
                 content = _look_at_all(options, detector, paths, world.device)
-            (options.out / "detections.json").write_text(json.dumps(content))
+            write_atomically(options.out / "detections.json", lambda part: part.write_text(json.dumps(content)))
             _say(options, content, detector.categories)
     finally:
         leave()

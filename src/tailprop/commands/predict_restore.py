@@ -17,7 +17,7 @@ from torch import Tensor
 from tailprop.checks import check_at_least
 from tailprop.data.degrade import to_unit
 from tailprop.data.loading import Broken
-from tailprop.data.pictures import list_pictures, printable, quiet_pillow
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow, refuse_own_pictures
 from tailprop.data.raster import Pixels, peak, try_pixels, write_pixels
 from tailprop.distributed import join, leave
 from tailprop.load_restorer import Restorer, load_restorer
@@ -142,7 +142,5 @@ def _targets(paths: Sequence[Path], out: Path) -> list[Path]:
     for path, stem in zip(absolute, plain, strict=True):
         name = f"{stem.name}.png" if plain.count(stem) == 1 else f"{path.name}.png"
         targets.append(stem.with_name(name))
-    for path, target in zip(absolute, targets, strict=True):
-        if Path(os.path.abspath(target)) == path:  # noqa: PTH100
-            raise ValueError(f"{path} would be overwritten; give another folder with --out")
+    refuse_own_pictures(paths, targets)
     return targets

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tailprop.commands.eval_segment import InferenceChoice
 from tailprop.data.loading import Broken, to_device
-from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, unique_stems
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_own_pictures, unique_stems
 from tailprop.distributed import join, leave
 from tailprop.labelmaps import draw_labels, save_labels, with_legend
 from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
@@ -58,19 +58,12 @@ def run(options: PredictSegment) -> None:
             config = replace(segmenter.config, inference=options.inference.over(segmenter.config.inference))
             segmenter = replace(segmenter, config=config, model=segmenter.model.to(world.device))
             options.out.mkdir(parents=True, exist_ok=True)
-            refuse_own_pictures(options.out, paths)
+            refuse_own_pictures(paths, [options.out / f"{stem}.png" for stem in unique_stems(paths)])
             with quiet_pillow(), autocast(world.device, options.precision):
                 table = _look_at_all(options, segmenter, paths, world.device)
             _say(options, table, segmenter)
     finally:
         leave()
-
-
-def refuse_own_pictures(out: Path, paths: Sequence[Path]) -> None:
-    """A label map must not take the place of the picture it was made of."""
-    for path, stem in zip(paths, unique_stems(paths), strict=True):
-        if path.resolve() == (out / f"{stem}.png").resolve():
-            raise ValueError(f"the label map of {path} would be written over it; choose another --out")
 
 
 def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Sequence[Path], device: torch.device) -> Table:

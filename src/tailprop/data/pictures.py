@@ -19,7 +19,17 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tailprop.data.loading import Broken
 
-__all__ = ["SUFFIXES", "is_picture", "list_pictures", "printable", "quiet_pillow", "read_ahead", "read_picture", "unique_stems"]
+__all__ = [
+    "SUFFIXES",
+    "is_picture",
+    "list_pictures",
+    "printable",
+    "quiet_pillow",
+    "read_ahead",
+    "read_picture",
+    "refuse_own_pictures",
+    "unique_stems",
+]
 
 # What cameras, scanners and the web write. Pillow opens more (.h5, .mpg, .ps), but in a folder those are rarely meant.
 SUFFIXES: Final = (
@@ -88,6 +98,14 @@ def unique_stems(paths: Sequence[Path]) -> list[str]:
 def is_picture(path: Path) -> bool:
     """Whether a file is named like a picture."""
     return path.suffix.lower() in SUFFIXES
+
+
+def refuse_own_pictures(paths: Sequence[Path], answers: Sequence[Path]) -> None:
+    """What is made of pictures must not take the place of any of them."""
+    pictures = {path.resolve() for path in paths}
+    for answer in answers:
+        if answer.resolve() in pictures:
+            raise ValueError(f"{answer} is one of the pictures and would be written over; choose another --out")
 
 
 def read_picture(path: Path, mode: str) -> Image.Image | Broken:
