@@ -435,7 +435,7 @@ def test_bench_writes_what_it_measured(tmp_path: Path) -> None:
     size += ["--detector.channels", "16", "--detector.proposals", "20", "--detector.detections", "5"]
     assert tailprop_cli.main(["bench", "detect", "--models", "tailprop_pico", "convnext_atto", *size, "--out", str(out)]) == 0
     header, first, second = out.read_text().splitlines()
-    assert header.startswith("model,parameters,macs,paper_gmacs,img_per_s_best")
+    assert header.startswith("model,parameters,macs,paper_gmacs,over_paper,img_per_s_best")
     assert first.startswith("tailprop_pico,")
-    assert float(first.split(",")[6]) == 1.0
+    assert float(first.split(",")[7]) == 1.0
     assert second.startswith("convnext_atto,")

@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -249,6 +250,38 @@ def test_full_disk(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert path.read_bytes() == before
     assert {p.name for p in tmp_path.iterdir()} == {"last.pt"}
+
+
+def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml"), tmp_path / "run"
+    limit, save = resource.getrlimit(resource.RLIMIT_FSIZE), checkpoint.save
+
+    def fill_the_disk(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
+        save(path, payload, also)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size // 2, limit[1]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", fill_the_disk)
+        try:
+            assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 2
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    error = capsys.readouterr().err
+    assert "last.pt" in error
+    assert "what was saved before is intact; make room and try again" in error
+    assert error.count("\n") == 1
+    assert checkpoint.load(run / "last.pt")["position"]["total"] == 2
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run), "--run.resume"]) == 0
+
+
+def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", str(write_recipe(tmp_path / "small.yaml")), "--run.out", str(tmp_path / "run"), "--optim.epochs", "1"]
+    assert tailprop_cli.main([*command, "--optim.warmup-epochs", "3"]) == 0
+    assert "the learning rate ends at 33 % of its peak" in capsys.readouterr().err
+    assert tailprop_cli.main([*command, "--optim.warmup-epochs", "0.5", "--run.overwrite"]) == 0
+    assert "of its peak" not in capsys.readouterr().err
 
 
 class Malicious:

@@ -16,7 +16,7 @@ from tailprop.runs import read_config
 from tailprop.tasks.classify import create_model, weights_file
 from tailprop.warmstart import read_state_dict
 
-__all__ = ["Classifier", "load_classifier"]
+__all__ = ["Classifier", "load_classifier", "read_notes"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def load_classifier(where: str, model_name: str | None = None, size_px: int | No
         paper = (config.get("paper_top1") or {}).get(model_config.name)
     else:
         if model_name is None:
-            model_name = _metadata(weights).get("architecture")
+            model_name = read_notes(weights).get("architecture")
         if model_name is None:
             raise ValueError(f"{weights} does not say which model it belongs to; name it with --model")
         model_config, data, augment, paper = ModelConfig(name=model_name), DataConfig(), AugmentConfig(), None
@@ -93,17 +93,18 @@ def _pretrained(name: str, size_px: int | None) -> Classifier:
     return Classifier(model, name, names, settings["input_size"][0], data, augment, None, statistics, settings["crop_mode"])
 
 
-def _metadata(weights: Path) -> dict[str, str]:
+def read_notes(weights: Path) -> dict[str, str]:
+    """What exported weights say of themselves; those of a .pt file are found in the export beside it."""
     if weights.suffix != ".safetensors":
         sibling = weights.with_name("model.safetensors")
-        return _metadata(sibling) if sibling.is_file() else {}
+        return read_notes(sibling) if sibling.is_file() else {}
     with safe_open(weights, framework="pt") as file:
         return file.metadata() or {}
 
 
 def _class_names(weights: Path, model: nn.Module) -> tuple[str, ...]:
     count = int(model.num_classes)  # type: ignore[arg-type]
-    names = tuple(_metadata(weights).get("classes", "").split("\n"))
+    names = tuple(read_notes(weights).get("classes", "").split("\n"))
     if len(names) != count:
         names = _imagenet_names() if count == 1000 else tuple(map(str, range(count)))
     return names

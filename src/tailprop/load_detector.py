@@ -8,7 +8,7 @@ import torch
 
 from tailprop.config import build
 from tailprop.detector import Detector, create_detector
-from tailprop.load import _metadata
+from tailprop.load import read_notes
 from tailprop.runs import read_config
 from tailprop.tasks.classify import weights_file
 from tailprop.tasks.detect import DetectConfig
@@ -38,7 +38,7 @@ def load_detector(where: str, short_px: int | None = None, long_px: int | None =
     short = short_px or config.data.short_px
     long = long_px or max(short, round(config.data.long_px * short / config.data.short_px))
     config = replace(config, data=replace(config.data, short_px=short, long_px=long))
-    notes = _metadata(weights)
+    notes = read_notes(weights)
     if "category_ids" not in notes:
         raise ValueError(f"{weights} has no model.safetensors beside it that names its categories; the run was not finished")
     categories = dict(zip(json.loads(notes["category_ids"]), notes["classes"].split("\n"), strict=True))

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from tailprop.config import build
 from tailprop.data.restore import RestoreDataConfig
+from tailprop.learner import autocast
 from tailprop.restoring import restore_tiled, restore_whole
 from tailprop.runs import read_config
 from tailprop.tasks.classify import weights_file
 from tailprop.tasks.restore import RestorerConfig, build_restorer
-from tailprop.train import autocast
 from tailprop.warmstart import read_state_dict
 
 __all__ = ["Restorer", "load_restorer"]

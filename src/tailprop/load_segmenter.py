@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tailprop.config import build
-from tailprop.load import _metadata
+from tailprop.load import read_notes
 from tailprop.runs import read_config
 from tailprop.segmenter import Segmenter, create_segmenter
 from tailprop.sliding import label_picture
@@ -36,7 +36,7 @@ def load_segmenter(where: str) -> LoadedSegmenter:
     """Load a segmenter from its run folder, or from a file of weights in it."""
     path, weights = Path(where), weights_file(where)
     config = build(SegmentConfig, read_config(path if path.is_dir() else path.parent))
-    notes = _metadata(weights)
+    notes = read_notes(weights)
     if "first_label" not in notes:
         raise ValueError(f"{weights} has no model.safetensors beside it that names its classes; the run was not finished")
     classes = tuple(notes["classes"].split("\n"))

@@ -9,34 +9,31 @@ import math
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from timm.layers import convert_sync_batchnorm
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tailprop import checkpoint
 from tailprop.config import OptimConfig, RunConfig, config_hash
 from tailprop.data.loading import mix
 from tailprop.distributed import World, any_true, gather, launch_name, sum_over_processes
-from tailprop.optim import build_optimizer, build_schedule
+from tailprop.learner import Learner, autocast
+from tailprop.optim import build_schedule
 from tailprop.progress import Bar
 from tailprop.provenance import provenance
 from tailprop.runs import RunFolder, comparable
+from tailprop.signals import Interrupted, stop_signals
 
-__all__ = ["Interrupted", "Task", "Trainer", "autocast"]
+__all__ = ["Task", "Trainer"]
 
 _LONG_EVALUATION = 20.0  # seconds; SLURM and torchrun give a process about 30 to end
 _LOOK_UP = 10  # steps after which a GPU is waited for, to see whether the run shall stop
-_SMALLEST_SCALE = 2.0**-14  # of the loss under FP16; it starts at 2**16 and halves at every overflow
 
 
 class Task(Protocol):
@@ -54,14 +51,6 @@ class Task(Protocol):
     def metadata(self) -> dict[str, str]: ...
     def draw(self, history: list[dict[str, float]], folder: Path) -> None: ...  # the pictures of a finished run
     def summary(self, best: dict[str, float]) -> str: ...  # its numbers in a line
-
-
-class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to stop, and did
-    """The run was stopped by a signal, after a checkpoint."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + number  # as shells have it
 
 
 @dataclass
@@ -107,7 +96,7 @@ class Trainer:
         self._say_what_is_run()
         images = self.optim.batch * self.optim.accumulate * self.world.size
         with (
-            _signals(self._ask_to_stop),
+            stop_signals(self._ask_to_stop),
             Bar(self.schedule.steps, self.at.total, images, self.world) as self.bar,
             self._events(),
         ):
@@ -132,26 +121,12 @@ class Trainer:
 
     def _build(self, resumed: bool) -> None:
         torch.manual_seed(self.config.seed)
-        self.model = self.task.build_model(resumed)
-        self.description = self.task.describe(self.model)
-        if self.world.device.type == "cuda" and self.world.size > 1:
-            self.model = convert_sync_batchnorm(self.model)  # UPerNet and DnCNN have some
-        self.model.to(self.world.device).to(memory_format=torch.channels_last).train()
-        if self.config.grad_checkpointing:
-            self.model.set_grad_checkpointing(True)  # type: ignore[operator]
-        self.ema = ModelEmaV3(self.model, decay=self.config.ema, use_warmup=True) if self.config.ema > 0 else None
-        self.optimizer = build_optimizer(self.model, self.optim.weight_decay, self.optim.scale_lr, self.optim.betas)
-        self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.config.precision == "fp16")
+        model = self.task.build_model(resumed)
+        self.description = self.task.describe(model)
+        self.learner = Learner(model, self.optim, self.config, self.world)
+        self.model = self.learner.model
         self.schedule = build_schedule(self.optim, self.task.order.steps, self.world.size)
-        if self.config.compile:
-            self.model.compile()
         self.pending = torch.zeros((), dtype=_sum_dtype(self.world.device), device=self.world.device)
-        self.wrapped: nn.Module = self.model
-        if self.world.size > 1:
-            # A (C, 1, 3, 3) gradient has two equally good descriptions of its strides, and DDP warns of the other one.
-            warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-            ids = [self.world.device] if self.world.device.type == "cuda" else None
-            self.wrapped = DistributedDataParallel(self.model, device_ids=ids)
         torch.manual_seed(mix(self.config.seed, self.world.rank))  # from here on every process draws its own numbers
         _seed_others(mix(self.config.seed, self.world.rank, 1))
 
@@ -159,7 +134,7 @@ class Trainer:
 
     def _epoch(self) -> None:
         batches = iter(self.task.batches(self.at.epoch, self.at.step))
-        self.wrapped.train()
+        self.learner.wrapped.train()
         while self.at.step < self.task.order.steps:
             began, cpu_began = time.perf_counter(), time.process_time()
             self._step(list(islice(batches, self.optim.accumulate)))
@@ -174,26 +149,11 @@ class Trainer:
 
     def _step(self, batches: list[Any]) -> None:
         lr = self.schedule.at(self.at.total)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.world.device)
-        for k, batch in enumerate(batches):
-            last = k == len(batches) - 1
-            with nullcontext() if last or self.world.size == 1 else self.wrapped.no_sync():  # type: ignore[operator]
-                with autocast(self.world.device, self.config.precision):
-                    loss = self.task.loss(self.wrapped, batch) / len(batches)
-                self.scaler.scale(loss).backward()
-            total += loss.detach()
-        self.scaler.unscale_(self.optimizer)
-        norm = self._clip()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        # A gradient that is not finite spoils the weights though the loss is fine: it has to be seen before they are saved.
-        self.pending += total if self.scaler.is_enabled() else total + 0 * norm
+        try:
+            self.pending += self.learner.step(self.task, batches, lr, self.at.total + 1)
+        except FloatingPointError as error:
+            raise ValueError(f"{error} in epoch {self.at.epoch + 1}, step {self.at.step + 1}; lower --optim.lr") from None
         self.at.step, self.at.total, self.at.seen = self.at.step + 1, self.at.total + 1, self.at.seen + 1
-        if self.ema is not None:
-            self.ema.update(self.model, self.at.total)
         self.last_lr = lr
 
     def _catch_up(self) -> None:
@@ -212,7 +172,7 @@ class Trainer:
                 f"{'' if steps == 1 else f' or the {steps - 1} before'}; earlier checkpoints are intact: look at the data "
                 "there, or start anew from their weights with a lower --optim.lr (--model.init, another --run.out)"
             )
-        if self.scaler.is_enabled() and self.scaler.get_scale() < _SMALLEST_SCALE:
+        if self.learner.overflows:
             raise ValueError(
                 f"gradients overflow FP16 however small the loss is scaled (epoch {self.at.epoch + 1}, step {self.at.step}); "
                 "earlier checkpoints are intact: start anew from their weights (--model.init, another --run.out) with "
@@ -222,14 +182,6 @@ class Trainer:
         self.last_loss = loss / steps
         self.counted = self.at.seen
         self.pending.zero_()
-
-    def _clip(self) -> Tensor:
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.clip or math.inf)
-        if self.config.check_gradients and not math.isfinite(float(norm)) and not self.scaler.is_enabled():
-            raise ValueError(
-                f"a gradient is not finite in epoch {self.at.epoch + 1}, step {self.at.step + 1}; lower --optim.lr"
-            )
-        return norm
 
     def _is_due(self) -> bool:
         """Whether something has to be logged or saved after this step; a CPU looks after every one."""
@@ -305,7 +257,7 @@ class Trainer:
         return metrics
 
     def _evaluate(self) -> dict[str, float]:
-        model = self.ema.module if self.ema is not None else self.model
+        model = self.learner.evaluated
         model.eval()
         with autocast(self.world.device, self.config.precision):
             metrics = self.task.evaluate(model)
@@ -330,11 +282,8 @@ class Trainer:
 
     def _write(self, rng: list[Any], broken: dict[str, str], losses: list[float], is_best: bool) -> None:
         payload = {
-            "model": self.model.state_dict(),
-            "ema": self.ema.module.state_dict() if self.ema is not None else None,
-            "optimizer": self.optimizer.state_dict(),
+            **self.learner.state(),
             "scheduler": {"step": self.at.total},
-            "scaler": self.scaler.state_dict(),
             "position": vars(self.at) | {"loss_sum": losses},
             "rng": rng,
             "broken": broken,
@@ -343,7 +292,7 @@ class Trainer:
             "split_hash": self.description["split_hash"],
         }
         if is_best:
-            checkpoint.save_weights(self.folder.weights, self.ema.module if self.ema else self.model, self.task.metadata())
+            checkpoint.save_weights(self.folder.weights, self.learner.evaluated, self.task.metadata())
         checkpoint.save(self.folder.last, payload, also=self.folder.best if is_best else None)
 
     def _restore(self, payload: dict[str, Any]) -> None:
@@ -359,13 +308,9 @@ class Trainer:
                 "their labels; put them back, or start a new run from its weights with --model.init"
             )
         try:
-            self.model.load_state_dict(payload["model"])
-            self.optimizer.load_state_dict(payload["optimizer"])
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"{self.folder.last} does not fit this model: {str(error).splitlines()[-1].strip()}") from None
-        if self.ema is not None and payload["ema"] is not None:
-            self.ema.module.load_state_dict(payload["ema"])
-        self.scaler.load_state_dict(payload["scaler"])
+            self.learner.load(payload)
+        except ValueError as error:
+            raise ValueError(f"{self.folder.last} {error}") from None
         losses = payload["position"].pop("loss_sum")
         self.at = Position(**payload["position"])
         self.counted = self.at.seen
@@ -398,6 +343,13 @@ class Trainer:
             + (f", from step {self.at.total} on" if self.at.total else ""),
             flush=True,
         )
+        if self.schedule.warmup_steps > self.schedule.steps:
+            print(
+                f"the warm-up ({self.schedule.warmup_steps} steps) is longer than the run ({self.schedule.steps}): the "
+                f"learning rate ends at {100 * self.schedule.steps / self.schedule.warmup_steps:.0f} % of its "
+                "peak; shorten it with --optim.warmup-epochs or --optim.warmup-steps",
+                file=sys.stderr,
+            )
 
     @contextmanager
     def _events(self) -> Iterator[None]:
@@ -430,11 +382,6 @@ def _sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # Apple GPUs have no float64
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype, enabled=precision != "fp32")
-
-
 def _seed_others(seed: int) -> None:
     import random
 
@@ -442,24 +389,3 @@ def _seed_others(seed: int) -> None:
 
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - timm's mixup draws from it
-
-
-@contextmanager
-def _signals(ask: Callable[[int], None]) -> Iterator[None]:
-    """SIGTERM (a cluster takes the machine back) and SIGINT (Ctrl-C) ask the run to stop; a second Ctrl-C stops it at once."""
-
-    def handle(number: int, _frame: object) -> None:
-        ask(number)
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    try:
-        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread: signals are somebody else's business
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

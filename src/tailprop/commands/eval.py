@@ -20,8 +20,8 @@ from tailprop.data.sources import Folder, Source, check_labels
 from tailprop.distributed import World, join, leave
 from tailprop.evaluate import Accuracy, evaluate_classifier
 from tailprop.figures import draw_confusion
+from tailprop.learner import autocast
 from tailprop.load import Classifier, load_classifier
-from tailprop.train import autocast
 
 __all__ = ["DataChoice", "Eval", "align_classes", "evaluate_on", "run"]
 

@@ -14,9 +14,9 @@ from tailprop.data.coco import CocoSet
 from tailprop.data.detect import DetectDataConfig, open_coco
 from tailprop.data.loading import report
 from tailprop.distributed import join, leave
+from tailprop.learner import autocast
 from tailprop.load_detector import LoadedDetector, load_detector
 from tailprop.tasks.detect import detect_all, eval_loader, papers_ap, score_over_processes
-from tailprop.train import autocast
 
 __all__ = ["EvalDetect", "run"]
 

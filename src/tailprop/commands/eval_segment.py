@@ -14,10 +14,10 @@ from tailprop.data.loading import report
 from tailprop.data.segment import SegmentDataConfig, open_labelled
 from tailprop.distributed import join, leave
 from tailprop.label_scores import LabelScores
+from tailprop.learner import autocast
 from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
 from tailprop.sliding import InferenceConfig
 from tailprop.tasks.segment import eval_loader, evaluate_segmenter, papers_miou
-from tailprop.train import autocast
 
 __all__ = ["EvalSegment", "InferenceChoice", "run"]
 

@@ -24,8 +24,8 @@ from tailprop.checks import check_at_least
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import is_picture, list_pictures, printable, quiet_pillow, read_ahead, read_picture
 from tailprop.distributed import join, leave
+from tailprop.learner import autocast
 from tailprop.load import Classifier, load_classifier
-from tailprop.train import autocast
 
 __all__ = ["Guess", "Predict", "Prediction", "classify_pictures", "run"]
 

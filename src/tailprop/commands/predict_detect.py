@@ -22,8 +22,8 @@ from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_own_pictures, unique_stems
 from tailprop.distributed import join, leave
 from tailprop.drawing import draw_objects, objects_of
+from tailprop.learner import autocast
 from tailprop.load_detector import LoadedDetector, load_detector
-from tailprop.train import autocast
 
 __all__ = ["PredictDetect", "find_objects", "run"]
 

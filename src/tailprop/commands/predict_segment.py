@@ -18,8 +18,8 @@ from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_own_pictures, unique_stems
 from tailprop.distributed import join, leave
 from tailprop.labelmaps import draw_labels, save_labels, with_legend
+from tailprop.learner import autocast
 from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
-from tailprop.train import autocast
 
 NAMED = 6  # classes of a picture in the table
 __all__ = ["PredictSegment", "run"]

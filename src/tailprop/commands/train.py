@@ -12,8 +12,9 @@ from rich.console import Console
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
 from tailprop.distributed import World, any_true, is_lost_process, join, launch_name, leave
 from tailprop.runs import RunFolder
+from tailprop.signals import Interrupted
 from tailprop.tasks import find_task
-from tailprop.train import Interrupted, Trainer
+from tailprop.train import Trainer
 
 
 def parse(args: list[str]) -> Any:

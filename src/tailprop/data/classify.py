@@ -100,11 +100,13 @@ class AugmentConfig:
     """Mixup's alpha; 0 = off."""
     cutmix: float = 1.0
     """CutMix's alpha; 0 = off."""
+    mix_prob: float = 1.0
+    """Share of the batches that mixup or CutMix is applied to."""
     smoothing: float = 0.1
     """Label smoothing."""
 
     def check(self) -> None:
-        for name in ("flip", "erase", "smoothing"):
+        for name in ("flip", "erase", "mix_prob", "smoothing"):
             check_between(f"augment.{name}", getattr(self, name), 0, 1)
         for name in ("color_jitter", "mixup", "cutmix"):
             check_at_least(f"augment.{name}", getattr(self, name), 0)

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from tailprop.distributed import World
 
-__all__ = ["Broken", "EvalOrder", "Key", "TrainOrder", "make_loader", "mix", "report", "seeded"]
+__all__ = ["Broken", "EvalOrder", "Key", "TrainOrder", "make_loader", "mix", "note_broken", "report", "require_full", "seeded"]
 
 _64_BITS = (1 << 64) - 1
 _NAMED = 20  # broken things named one by one
@@ -56,6 +56,23 @@ def report(broken: Sequence[Broken]) -> None:
         print(f"left out, {item}", file=sys.stderr)
     if len(broken) > _NAMED:
         print(f"left out, {len(broken) - _NAMED} more", file=sys.stderr)
+
+
+def note_broken(found: Sequence[Broken], known: dict[str, str], on_broken: str, tell: bool) -> None:
+    """Stop at the first, or add the new ones to the known and go on; with `tell`, naming them."""
+    if found and on_broken == "stop":
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ValueError(f"{found[0]}{more}; mend or remove it, or go on without it (--data.on-broken skip)")
+    new = {item.name: item for item in found if item.name not in known}
+    if tell:
+        report(list(new.values()))
+    known |= {name: item.reason for name, item in new.items()}
+
+
+def require_full(batch: Any, size: int) -> None:
+    """Broken examples are replaced by their neighbours; a batch that is still short has too many of them."""
+    if len(batch) < size:
+        raise ValueError(f"too many broken pictures in a row, the last {batch.broken[-1]}; mend or remove them")
 
 
 class TrainOrder(Sampler[list[Key]]):

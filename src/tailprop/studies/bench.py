@@ -4,11 +4,9 @@ Machines are noisy, and a peer measured at another time is another machine. So e
 round of each counts; the ratio to the first model is the figure to quote.
 """
 
-import csv
 import importlib.util
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +16,12 @@ from typing import Literal
 import timm
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from tailprop.checks import check_at_least, check_model
+from tailprop.checks import check_at_least
 from tailprop.provenance import provenance
+from tailprop.studies.measuring import check_bench, print_table, time_in_turn, write_rows
 
 PUBLISHED_VHEAT = "vHeat-T (published code)"
 
@@ -55,10 +52,9 @@ class Bench:
     def check(self) -> None:
         for name, least in (("batch", 1), ("rounds", 1), ("threads", 1), ("size_px", 32)):
             check_at_least(name, getattr(self, name), least)
-        if not self.models or not self.modes:
-            raise ValueError("at least one model and one mode are needed")
-        for model in self.models:
-            check_model(model)
+        if not self.modes:
+            raise ValueError("at least one mode is needed")
+        check_bench(self.models, self.device)
 
 
 @dataclass(frozen=True)
@@ -71,26 +67,19 @@ class Row:
 
 def run(options: Bench) -> None:
     options.check()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("no CUDA device is visible; use --device cpu")
     torch.set_num_threads(options.threads)
     rows = [row for mode in options.modes for row in measure(options, mode)]
     where = provenance(options.device) | {"dtype": "float32", "batch": str(options.batch), "size_px": str(options.size_px)}
     _print(rows, where)
     if options.out is not None:
-        _write(options.out, rows, where)
+        write_rows(options.out, [_figures(rows, row) for row in rows], where)
 
 
 def measure(options: Bench, mode: str) -> list[Row]:
     """Images per second of every model in one mode."""
     images = torch.randn(options.batch, 3, options.size_px, options.size_px, device=options.device)
     steps = {name: _step(model.to(options.device), images, mode) for name, model in _create(options).items()}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for index in track(range(options.rounds + 1), description=f"{mode}, batch {options.batch}", transient=True):
-        for name, step in steps.items():
-            took = _time(step, options.device)
-            if index > 0:
-                seconds[name].append(took)
+    seconds = time_in_turn(steps, options.rounds, options.device, f"{mode}, batch {options.batch}")
     return [
         Row(mode, name, options.batch / min(took), options.batch / statistics.median(took)) for name, took in seconds.items()
     ]
@@ -145,21 +134,11 @@ def _step(model: nn.Module, images: torch.Tensor, mode: str) -> Callable[[], Non
     return train
 
 
-def _time(step: Callable[[], None], device: str) -> float:
-    began = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
 def _print(rows: list[Row], where: dict[str, str]) -> None:
     table = Table("mode", "model", "img/s, best", "img/s, median", "first over this")
     for row in rows:
         table.add_row(row.mode, row.model, f"{row.best:.2f}", f"{row.median:.2f}", f"{_ratio(rows, row):.2f}")
-    console = Console()
-    console.print(table)
-    console.print(", ".join(f"{key} {value}" for key, value in where.items()), style="dim")
+    print_table(table, where)
 
 
 def _ratio(rows: list[Row], row: Row) -> float:
@@ -167,11 +146,11 @@ def _ratio(rows: list[Row], row: Row) -> float:
     return first.best / row.best
 
 
-def _write(path: Path, rows: list[Row], where: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["mode", "model", "img_per_s_best", "img_per_s_median", "first_over_this", *where])
-        for row in rows:
-            figures = [f"{row.best:.2f}", f"{row.median:.2f}", f"{_ratio(rows, row):.3f}"]
-            writer.writerow([row.mode, row.model, *figures, *where.values()])
+def _figures(rows: list[Row], row: Row) -> dict[str, str]:
+    return {
+        "mode": row.mode,
+        "model": row.model,
+        "img_per_s_best": f"{row.best:.2f}",
+        "img_per_s_median": f"{row.median:.2f}",
+        "first_over_this": f"{_ratio(rows, row):.3f}",
+    }

@@ -4,22 +4,19 @@ Each size runs in a process of its own, which is the only way to see its peak me
 a shared machine the clock on the wall measures the neighbours too.
 """
 
-import csv
 import multiprocessing
-import resource
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from tailprop.checks import check_at_least, check_choice
 from tailprop.provenance import provenance
 from tailprop.restorer import RESTORERS, create_restorer
+from tailprop.studies.measuring import peak_bytes, print_table, write_rows
 
 __all__ = ["BenchRestore", "Cost", "run"]
 
@@ -70,7 +67,7 @@ def run(options: BenchRestore) -> None:
     where = provenance() | {"threads": "1", "dtype": "float32"}
     _print(rows, where)
     if options.out is not None:
-        _write(options.out, rows, where)
+        write_rows(options.out, [_rounded(row) for row in rows], where)
 
 
 def _settings(options: BenchRestore, name: str) -> dict[str, Any]:
@@ -86,16 +83,12 @@ def measure(name: str, side: int, rounds: int, settings: dict[str, Any]) -> Cost
     best = float("inf")
     with torch.inference_mode():
         model(picture[..., :32, :32])
-        before = _peak_bytes()
+        before = peak_bytes()
         for _ in range(rounds + 1):
             began = time.process_time()
             model(picture)
             best = min(best, time.process_time() - began)
-    return Cost(name, side, 1e9 * best / side**2, (_peak_bytes() - before) / side**2)
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Cost(name, side, 1e9 * best / side**2, (peak_bytes() - before) / side**2)
 
 
 def _print(rows: list[Cost], where: dict[str, str]) -> None:
@@ -105,16 +98,8 @@ def _print(rows: list[Cost], where: dict[str, str]) -> None:
         more = f"{row.bytes_per_px / first.bytes_per_px:.2f}" if first.bytes_per_px else "-"
         figures = (f"{row.ns_per_px:.0f}", f"{row.ns_per_px / first.ns_per_px:.2f}", f"{row.bytes_per_px:.0f}", more)
         table.add_row(row.model, str(row.side_px), *figures)
-    console = Console()
-    console.print(table)
-    console.print(", ".join(f"{key} {value}" for key, value in where.items()), style="dim")
+    print_table(table, where)
 
 
-def _write(path: Path, rows: list[Cost], where: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=[*asdict(rows[0]), *where])
-        writer.writeheader()
-        for row in rows:
-            figures = dict(ns_per_px=round(row.ns_per_px), bytes_per_px=round(row.bytes_per_px))
-            writer.writerow({**asdict(row), **figures, **where})
+def _rounded(row: Cost) -> dict[str, Any]:
+    return asdict(row) | dict(ns_per_px=round(row.ns_per_px), bytes_per_px=round(row.bytes_per_px))

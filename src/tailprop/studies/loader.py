@@ -4,7 +4,6 @@ The same steps run in turn on batches that are in memory already and on batches 
 augmentation of the Imagenette recipe; the ratio of the two rates is what loading costs.
 """
 
-import csv
 import dataclasses
 import io
 import itertools
@@ -28,6 +27,7 @@ from tailprop.data.classify import Batch
 from tailprop.distributed import World
 from tailprop.optim import build_optimizer
 from tailprop.provenance import provenance
+from tailprop.studies.measuring import write_rows
 from tailprop.tasks.classify import Classification, ClassifyConfig
 
 # Steps before a round is timed: batches the loader made ready during the round before must not count as made for nothing, nor
@@ -77,7 +77,7 @@ def run(options: LoaderBench) -> None:
         table.add_row(name, f"{max(values):.1f}", f"{statistics.median(values):.1f}", f"{max(values) / memory:.3f}")
     Console().print(table)
     if options.out is not None:
-        _write(options.out, options, rates, where)
+        write_rows(options.out, _figures(options.model, rates), where)
 
 
 def measure(options: LoaderBench, root: Path) -> dict[str, list[float]]:
@@ -149,12 +149,15 @@ def write_photographs(root: Path, count: int = 2048, side: int = 128) -> Path:
     return root
 
 
-def _write(path: Path, options: LoaderBench, rates: dict[str, list[float]], where: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _figures(model: str, rates: dict[str, list[float]]) -> list[dict[str, str]]:
     memory = max(rates["in memory"])
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["model", "batches", "img_per_s_best", "img_per_s_median", "of_in_memory", *where])
-        for name, values in rates.items():
-            figures = [f"{max(values):.2f}", f"{statistics.median(values):.2f}", f"{max(values) / memory:.4f}"]
-            writer.writerow([options.model, name, *figures, *where.values()])
+    return [
+        {
+            "model": model,
+            "batches": name,
+            "img_per_s_best": f"{max(values):.2f}",
+            "img_per_s_median": f"{statistics.median(values):.2f}",
+            "of_in_memory": f"{max(values) / memory:.4f}",
+        }
+        for name, values in rates.items()
+    ]

@@ -4,7 +4,6 @@ Every network sees the same crops in the same order, with the same schedule shap
 Finished runs are kept, so the study can be done in pieces (--only) and drawn anew from what there is.
 """
 
-import csv
 import json
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from tailprop.optim import build_optimizer
 from tailprop.provenance import provenance
 from tailprop.restorer import RESTORERS
 from tailprop.runs import RunFolder
+from tailprop.studies.measuring import write_rows
 from tailprop.tasks.restore import Restoration, RestoreConfig
 from tailprop.warmstart import read_state_dict
 
@@ -71,7 +71,7 @@ def run(study: RestorerStudy) -> None:
     if not rows:
         raise ValueError(f"no finished run in {study.runs}; name networks with --only")
     rows.sort(key=lambda row: -row["psnr"])
-    _write(study.out, rows)
+    write_rows(study.out, rows)
     curves = {row["network"]: _curve(study.runs / row["network"]) for row in rows}
     draw_curves(curves, study.out.with_suffix(".png"), "minutes of one core", "PSNR on the test pictures, dB")
     table = Table("network", "parameters", "steps", "PSNR, dB", "SSIM", "CPU minutes")
@@ -159,11 +159,3 @@ def _curve(folder: Path) -> tuple[list[float], list[float]]:
     lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [line for line in lines if line["kind"] == "epoch" and "psnr" in line]
     return [row["cpu_minutes"] for row in rows], [row["psnr"] for row in rows]
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)

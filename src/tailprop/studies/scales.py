@@ -4,7 +4,6 @@ Each row trains one network from the same seed on the same batches; only the sca
 propagation is taken out altogether.
 """
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tailprop.data.classify import AugmentConfig, DataConfig
 from tailprop.distributed import join
 from tailprop.operator import TailPropagation
 from tailprop.provenance import provenance
+from tailprop.studies.measuring import write_rows
 from tailprop.tasks.classify import ClassifyConfig
 
 TRIALS: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ def run(study: ScaleStudy) -> None:
     for seed in study.seeds:
         for name in study.only or tuple(TRIALS):
             rows.append(dict(trial=name, seed=seed, **_trial(study, name, seed, **TRIALS[name]), **where))
-            _write(study.out, rows)
+            write_rows(study.out, rows)
             print(rows[-1])
 
 
@@ -111,11 +111,3 @@ def _scales(model: nn.Module) -> str:
     """Mean Gaussian/Cauchy scale of each layer."""
     found = [m.scales().mean(1).tolist() for m in model.modules() if isinstance(m, TailPropagation)]
     return " ".join("/".join(f"{k:.3g}" for k in pair) for pair in found)
-
-
-def _write(path: Path, rows: list[dict[str, object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)

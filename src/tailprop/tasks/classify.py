@@ -1,8 +1,7 @@
 """Classification: settings, model, batches, loss and metrics."""
 
 import dataclasses
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +28,7 @@ from tailprop.data.classify import (
     open_source,
     train_transforms,
 )
-from tailprop.data.loading import EvalOrder, TrainOrder, make_loader, to_device
+from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, note_broken, require_full, to_device
 from tailprop.data.sources import check_labels, split_hash
 from tailprop.distributed import World
 from tailprop.evaluate import Accuracy, evaluate_classifier
@@ -105,9 +104,8 @@ class Classification:
         return self.train_loader
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        self._note_broken(batch)
-        if len(batch) < self.config.optim.batch:
-            raise ValueError(f"too many broken pictures in a row, the last {batch.broken[-1]}; mend or remove them")
+        self._note(batch.broken)
+        require_full(batch, self.config.optim.batch)
         images = self.finish(to_device(batch.images, self.world.device), batch.seeds)
         labels = to_device(batch.labels, self.world.device)
         if self.mixup is None:
@@ -117,7 +115,7 @@ class Classification:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         self.result = evaluate_classifier(model, self.eval_loader, self.num_classes, self.world.device)
-        self._note_broken(self.result)
+        self._note(self.result.broken, shared=True)
         return {"top1": self.result.top1, "top5": self.result.top5, "val_loss": self.result.loss}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
@@ -158,13 +156,9 @@ class Classification:
         paper = "" if number is None else f" (the paper, on ImageNet-1K: {number})"
         return f"top-1 {best['top1']:.2f}{paper}, top-5 {best['top5']:.2f}"
 
-    def _note_broken(self, batch: Batch | Accuracy) -> None:
-        for item in batch.broken:
-            if self.config.data.on_broken == "stop":
-                raise ValueError(f"{item}; mend or remove it, or train without it (--data.on-broken skip)")
-            if item.name not in self.broken:
-                print(f"left out, {item}", file=sys.stderr)
-            self.broken[item.name] = item.reason
+    def _note(self, broken: Sequence[Broken], shared: bool = False) -> None:
+        """What every process has found is named by the first."""
+        note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
 
 
 def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> nn.Module:
@@ -202,5 +196,9 @@ def _mixup(augment: AugmentConfig, num_classes: int) -> Mixup | None:
     if augment.mixup == 0 and augment.cutmix == 0:
         return None
     return Mixup(
-        mixup_alpha=augment.mixup, cutmix_alpha=augment.cutmix, label_smoothing=augment.smoothing, num_classes=num_classes
+        mixup_alpha=augment.mixup,
+        cutmix_alpha=augment.cutmix,
+        prob=augment.mix_prob,
+        label_smoothing=augment.smoothing,
+        num_classes=num_classes,
     )

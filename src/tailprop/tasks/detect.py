@@ -27,7 +27,7 @@ from tailprop.data.detect import (
     collate,
     open_coco,
 )
-from tailprop.data.loading import Broken, EvalOrder, make_loader, report, to_device
+from tailprop.data.loading import Broken, EvalOrder, make_loader, note_broken, require_full, to_device
 from tailprop.detector import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.distributed import World, gather
 from tailprop.drawing import draw_objects, draw_page, objects_of
@@ -72,7 +72,7 @@ class Detection:
         train, validation = open_coco(data, "train", world), open_coco(data, "validation", world)
         check_categories(train, validation)
         for part in (train, validation):
-            self._note(part.broken)
+            self._note(part.broken, shared=True)
         images = self._to_learn_from(train)
         if data.validate_on_train:
             validation = CocoSet(train.name, images, train.categories)
@@ -116,8 +116,7 @@ class Detection:
 
     def loss(self, model: nn.Module, batch: DetectBatch) -> Tensor:
         self._note(batch.broken)
-        if len(batch) < self.config.optim.batch:
-            raise ValueError(f"too many broken pictures in a row, the last {batch.broken[-1]}; mend or remove them")
+        require_full(batch, self.config.optim.batch)
         images = [to_device(image, self.world.device).float() / 255 for image in batch.images]
         targets = [{name: to_device(v, self.world.device) for name, v in target.items()} for target in batch.targets]
         losses: dict[str, Tensor] = model(images, targets)
@@ -126,7 +125,7 @@ class Detection:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         validation = self.sets["validation"]
         results, broken = detect_all(model, self.eval_loader, self.category_ids, self.world.device)
-        self._note(broken)
+        self._note(broken, shared=True)
         scores = score_over_processes(validation, results, broken, self.world)
         self.results = results
         if self.world.is_first:
@@ -167,15 +166,9 @@ class Detection:
     def summary(self, best: dict[str, float]) -> str:
         return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{papers_ap(self.config, len(self.classes))}"
 
-    def _note(self, broken: Sequence[Broken]) -> None:
-        """Stop at the first, or name the new ones and go on."""
-        if broken and self.config.data.on_broken == "stop":
-            more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-            raise ValueError(f"{broken[0]}{more}; mend or remove it, or train without it (--data.on-broken skip)")
-        new = [item for item in broken if item.name not in self.broken]
-        if self.world.is_first:
-            report(new)
-        self.broken |= {item.name: item.reason for item in new}
+    def _note(self, broken: Sequence[Broken], shared: bool = False) -> None:
+        """What every process has found is named by the first."""
+        note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
 
 
 def papers_ap(config: DetectConfig, num_classes: int) -> str:

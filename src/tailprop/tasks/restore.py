@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from tailprop.checks import check_at_least, check_choice
 from tailprop.config import ModelConfig, OptimConfig, RunConfig
 from tailprop.cost import count_macs, count_parameters
-from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, to_device
+from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, note_broken, require_full, to_device
 from tailprop.data.restore import Crops, PairBatch, RestoreDataConfig, WholePictures, collate_pairs
 from tailprop.distributed import World
 from tailprop.figures import draw_learning, draw_restored
@@ -97,16 +96,15 @@ class Restoration:
         return self.train_loader
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Tensor:
-        self._note_broken(batch.broken)
-        if len(batch) < self.config.optim.batch:
-            raise ValueError(f"too many broken pictures in a row, the last {batch.broken[-1]}; mend or remove them")
+        self._note(batch.broken)
+        require_full(batch, self.config.optim.batch)
         restored = model(to_device(batch.damaged, self.world.device))
         return charbonnier(restored, to_device(batch.clean, self.world.device), self.config.loss_eps)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         self.shown = []
         scores = evaluate_restorer(lambda x: restore_whole(model, x), self.eval_loader, self.world.device, self._keep)
-        self._note_broken(scores.broken)
+        self._note(scores.broken, shared=True)
         return self._metrics(scores)
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
@@ -142,13 +140,9 @@ class Restoration:
         if len(self.shown) < _SHOWN:
             self.shown.append(restored)
 
-    def _note_broken(self, broken: Sequence[Broken]) -> None:
-        for item in broken:
-            if self.config.data.on_broken == "stop":
-                raise ValueError(f"{item}; mend or remove it, or go on without it (--data.on-broken skip)")
-            if item.name not in self.broken:
-                print(f"left out, {item}", file=sys.stderr)
-            self.broken[item.name] = item.reason
+    def _note(self, broken: Sequence[Broken], shared: bool = False) -> None:
+        """What every process has found is named by the first."""
+        note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
 
 
 def charbonnier(restored: Tensor, clean: Tensor, eps: float = 1e-3) -> Tensor:

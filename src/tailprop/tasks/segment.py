@@ -16,7 +16,7 @@ from tailprop.checks import check_model
 from tailprop.config import ModelConfig, OptimConfig, RunConfig
 from tailprop.cost import count_parameters
 from tailprop.data.labels import IGNORE, LabelSet, read_pair
-from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, report, to_device
+from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, note_broken, require_full, to_device
 from tailprop.data.segment import (
     Augment,
     SegmentAugmentConfig,
@@ -75,7 +75,7 @@ class Segmentation:
         self.broken: dict[str, str] = {}
         train, validation = open_labelled(data, "train", world), open_labelled(data, "validation", world)
         for part in (train, validation):
-            self._note(part.broken)
+            self._note(part.broken, shared=True)
         train.pairs = train.pairs[: data.limit]
         self.sets = {"train": train, "validation": validation}
         self.classes = train.classes
@@ -101,8 +101,7 @@ class Segmentation:
 
     def loss(self, model: nn.Module, batch: SegmentBatch) -> Tensor:
         self._note(batch.broken)
-        if len(batch) < self.config.optim.batch:
-            raise ValueError(f"too many broken pictures in a row, the last {batch.broken[-1]}; mend or remove them")
+        require_full(batch, self.config.optim.batch)
         images = normalise(to_device(torch.stack(batch.images), self.world.device))
         labels = to_device(torch.stack(batch.labels), self.world.device).long()
         logits = model(images)
@@ -118,7 +117,7 @@ class Segmentation:
             return label_picture(model, image, self.config.inference, data.short_px, data.long_px)
 
         scores, broken = evaluate_segmenter(label, self.eval_loader, len(self.classes), self.world.device, self._show)
-        self._note(broken)
+        self._note(broken, shared=True)
         return scores.numbers()
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
@@ -164,15 +163,9 @@ class Segmentation:
         if len(self.shown) < PICTURES_DRAWN:
             self.shown[index] = predicted
 
-    def _note(self, broken: Sequence[Broken]) -> None:
-        """Stop at the first, or name the new ones and go on."""
-        if broken and self.config.data.on_broken == "stop":
-            more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-            raise ValueError(f"{broken[0]}{more}; mend or remove it, or train without it (--data.on-broken skip)")
-        new = [item for item in broken if item.name not in self.broken]
-        if self.world.is_first:
-            report(new)
-        self.broken |= {item.name: item.reason for item in new}
+    def _note(self, broken: Sequence[Broken], shared: bool = False) -> None:
+        """What every process has found is named by the first."""
+        note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
 
 
 def papers_miou(config: SegmentConfig, num_classes: int) -> str:

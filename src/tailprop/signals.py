@@ -1,0 +1,36 @@
+"""Being asked to stop: by a cluster that takes the machine back, or by Ctrl-C."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["Interrupted", "stop_signals"]
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to stop, and did
+    """The run was stopped by a signal, after a checkpoint."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number  # as shells have it
+
+
+@contextmanager
+def stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call `ask` with their number; a second Ctrl-C stops at once."""
+
+    def handle(number: int, _frame: object) -> None:
+        ask(number)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    try:
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread: signals are somebody else's business
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
