@@ -2,12 +2,19 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
+
+import tailprop_cli
+from tailprop.train import Trainer
 
 TIMEOUT = 300.0  # seconds
 
@@ -37,6 +44,32 @@ def losses(folder: Path) -> list[float]:
     steps = [row for row in rows if row["kind"] == "step"]
     assert [row["step"] for row in steps] == list(range(1, len(steps) + 1))
     return [row["loss"] for row in steps]
+
+
+def last_row(folder: Path) -> dict[str, Any]:
+    """What was logged last: the last epoch's numbers."""
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def stop_and_go_on(recipe: Path, out: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a recipe, stopped by SIGTERM after a step and then resumed."""
+    args, after_step = ["train", str(recipe), "--run.out", str(out)], Trainer._after_step
+
+    def stop_once(self: Trainer) -> None:
+        self.stop_asked = signal.SIGTERM if self.at.total == step else None
+        after_step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_after_step", stop_once)
+        assert tailprop_cli.main(args) == 128 + signal.SIGTERM
+    assert tailprop_cli.main([*args, "--run.resume"]) == 0
+
+
+def assert_same_run(run: Path, other: Path) -> None:
+    """The same losses and, bit for bit, the same weights."""
+    assert losses(run) == losses(other)
+    weights, others = (load_file(folder / "model.safetensors") for folder in (run, other))
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 def launch(

@@ -6,7 +6,6 @@ import io
 import json
 import random
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import yaml
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import tailprop_cli
 from tailprop.coco_scores import METRICS, score_results, to_results
@@ -28,8 +27,7 @@ from tailprop.data.synthetic import SceneConfig
 from tailprop.detector import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.optim import build_optimizer, build_schedule
 from tailprop.tasks.detect import DetectConfig
-from tailprop.train import Trainer
-from tests.runs import launch, losses
+from tests.runs import assert_same_run, last_row, launch, losses, stop_and_go_on
 
 SMALL = DetectorConfig(channels=16, box_width=32, mask_layers=1, anchor_px=(8, 16, 32, 64, 128), candidates=50, proposals=30)
 SWIN = "swin_tiny_patch4_window7_224"
@@ -275,10 +273,6 @@ def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def last_row(run: Path) -> dict[str, Any]:
-    return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-
-
 def test_training_leaves_a_whole_run_folder(run: Path, scenes: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "pictures.jpg", "detections.json"} <= names
@@ -293,20 +287,8 @@ def test_a_stopped_run_ends_with_the_same_weights(
     run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
-    args = ["train", str(recipe), "--run.out", str(tmp_path / "again")]
-    after_step = Trainer._after_step
-
-    def stop_once(self: Trainer) -> None:
-        self.stop_asked = signal.SIGTERM if self.at.total == 3 else None
-        after_step(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_after_step", stop_once)
-        assert tailprop_cli.main(args) == 143
-    assert tailprop_cli.main([*args, "--run.resume"]) == 0
-    assert losses(tmp_path / "again") == losses(run)
-    weights, again = (load_file(folder / "model.safetensors") for folder in (run, tmp_path / "again"))
-    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    stop_and_go_on(recipe, tmp_path / "again", 3, monkeypatch)
+    assert_same_run(run, tmp_path / "again")
 
 
 def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) -> None:

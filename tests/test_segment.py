@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from sklearn.metrics import jaccard_score, recall_score
 from torch import Tensor
 
@@ -34,8 +33,7 @@ from tailprop.optim import build_optimizer, build_schedule
 from tailprop.segmenter import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
 from tailprop.sliding import InferenceConfig, label_picture, most_probable, slide, windows
 from tailprop.tasks.segment import SegmentConfig, check_batch, pixel_loss
-from tailprop.train import Trainer
-from tests.runs import launch, losses
+from tests.runs import assert_same_run, last_row, launch, losses, stop_and_go_on
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
 SWIN = "swin_tiny_patch4_window7_224"
@@ -357,10 +355,6 @@ def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def last_row(run: Path) -> dict[str, Any]:
-    return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-
-
 def test_training_leaves_a_whole_run_folder(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "pictures.jpg"} <= names
@@ -373,20 +367,8 @@ def test_a_stopped_run_ends_with_the_same_weights(
     run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
-    args = ["train", str(recipe), "--run.out", str(tmp_path / "again")]
-    after_step = Trainer._after_step
-
-    def stop_once(self: Trainer) -> None:
-        self.stop_asked = signal.SIGTERM if self.at.total == 3 else None
-        after_step(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_after_step", stop_once)
-        assert tailprop_cli.main(args) == 143
-    assert tailprop_cli.main([*args, "--run.resume"]) == 0
-    assert losses(tmp_path / "again") == losses(run)
-    weights, again = (load_file(folder / "model.safetensors") for folder in (run, tmp_path / "again"))
-    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    stop_and_go_on(recipe, tmp_path / "again", 3, monkeypatch)
+    assert_same_run(run, tmp_path / "again")
 
 
 def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from tailprop.checks import check_at_least, check_between, check_choice
-from tailprop.data.loading import Broken, Key, mix, seeded
+from tailprop.data.loading import Broken, Examples, Key, mix, seeded
 from tailprop.data.pictures import prepare, reason_of
 from tailprop.data.sources import Digits, Folder, Parquet, Source, TimmDataset
 
@@ -138,7 +137,7 @@ class Batch:
         return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.broken, self.seeds)
 
 
-class Pictures(Dataset[Any]):
+class Pictures(Examples):
     """Transformed pictures of a source. A broken one comes as `Broken`, in training with the next good one in its place."""
 
     def __init__(self, source: Source, transforms: Sequence[Any], mode: str, replace_broken: bool = False) -> None:
@@ -232,7 +231,7 @@ class Finish:
         if self.jitter > 0:
             images = jitter_colours(images, self._factors(seeds, images.device))
         images = images.sub_(self.mean).div_(self.std)
-        for image, seed in zip(images, seeds, strict=True):
+        for image, seed in zip(images, seeds, strict=True) if self.chance > 0 else ():
             if random.Random(mix(seed, 2)).random() < self.chance:
                 with seeded(mix(seed, 3)):
                     self.erase(image)  # in place
@@ -255,15 +254,15 @@ def jitter_colours(images: Tensor, factors: Tensor) -> Tensor:
     """Brightness, contrast and saturation times a factor for each picture; values from 0 to 255, (B, C, H, W)."""
     brightness, contrast, saturation = factors
     images = (images * brightness).clamp_(0, 255)
-    images = images.lerp(_gray(images).mean((2, 3), keepdim=True), 1 - contrast).clamp_(0, 255)
-    return images.lerp(_gray(images), 1 - saturation).clamp_(0, 255)
+    images.lerp_(_gray(images).mean((2, 3), keepdim=True), 1 - contrast).clamp_(0, 255)
+    return images.lerp_(_gray(images), 1 - saturation).clamp_(0, 255)
 
 
 def _gray(images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, 1, H, W)
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
-    weights = images.new_tensor((0.299, 0.587, 0.114)).reshape(3, 1, 1)  # BT.601, as Pillow
-    return (images * weights).sum(1, keepdim=True)
+    red, green, blue = images.split(1, dim=1)
+    return (red * 0.299).add_(green, alpha=0.587).add_(blue, alpha=0.114)  # BT.601, as Pillow
 
 
 def eval_transform(

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from tailprop.checks import check_at_least, check_between
 from tailprop.data.coco import CocoImage, CocoSet, decode_masks, read_annotated, read_coco
-from tailprop.data.loading import Broken, Key, TrainOrder, mix, seeded
+from tailprop.data.loading import Broken, Examples, Key, TrainOrder, mix, seeded
 from tailprop.data.pictures import reason_of
 from tailprop.data.synthetic import SceneConfig
 from tailprop.distributed import World, any_true
@@ -176,7 +175,7 @@ class DetectBatch:
 Example = tuple[Tensor, Target, int]  # picture, objects, id
 
 
-class Objects(Dataset[Any]):
+class Objects(Examples):
     """Pictures of a set with their objects. A broken one comes as `Broken`, in training with the next good one in its place."""
 
     def __init__(self, images: Sequence[CocoImage], category_ids: Sequence[int], augment: Augment | None = None) -> None:

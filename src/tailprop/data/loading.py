@@ -24,7 +24,19 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from tailprop.distributed import World
 
-__all__ = ["Broken", "EvalOrder", "Key", "TrainOrder", "make_loader", "mix", "note_broken", "report", "require_full", "seeded"]
+__all__ = [
+    "Broken",
+    "EvalOrder",
+    "Examples",
+    "Key",
+    "TrainOrder",
+    "make_loader",
+    "mix",
+    "note_broken",
+    "report",
+    "require_full",
+    "seeded",
+]
 
 _64_BITS = (1 << 64) - 1
 _NAMED = 20  # broken things named one by one
@@ -208,18 +220,40 @@ def mix(*numbers: int) -> int:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed every generator a transform may draw from, and put them back afterwards."""
-    if get_worker_info() is not None:  # a loader process draws for nothing else: there is nothing to put back
+    with _generators_kept():
         _seed(seed)
+        yield
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Put every generator back afterwards. That takes half as long as cutting a small picture: inside another one, and in a
+    loader process, which draws for nothing else, it does nothing.
+    """
+    global _kept
+    if _kept or get_worker_info() is not None:
         yield
         return
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    _seed(seed)
+    _kept = True
     try:
         yield
     finally:
+        _kept = False
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
+
+
+_kept = False
+
+
+class Examples(Dataset[Any]):
+    """A dataset asked for whole batches of keys, so that generators are kept once for each batch."""
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:  # looked for by the loader
+        with _generators_kept():
+            return [self[key] for key in keys]
 
 
 def _seed(seed: int) -> None:

@@ -11,11 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from tailprop.checks import check_at_least, check_between
 from tailprop.data.degrade import JPEG_BLOCK, add_noise, add_test_noise, compress, to_8_bits, to_unit
-from tailprop.data.loading import Broken, Key
+from tailprop.data.loading import Broken, Examples, Key
 from tailprop.data.pictures import list_pictures
 from tailprop.data.raster import Pixels, fit_channels, try_pixels
 
@@ -87,7 +86,7 @@ class PairBatch:
         return PairBatch(self.damaged.pin_memory(), self.clean.pin_memory(), self.broken)
 
 
-class Crops(Dataset[Any]):
+class Crops(Examples):
     """Random crops, flipped and turned, damaged on the fly; everything random comes from the key's seed.
 
     A broken picture comes as `Broken`, with a crop of the next good one in its place.
@@ -136,7 +135,7 @@ class Crops(Dataset[Any]):
         return Pair(self.paths[index].name, _to_tensor(damaged), _to_tensor(clean))
 
 
-class WholePictures(Dataset[Any]):
+class WholePictures(Examples):
     """Test pictures as SwinIR damages them."""
 
     def __init__(self, paths: Sequence[Path], data: RestoreDataConfig, channels: int) -> None:

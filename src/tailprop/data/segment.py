@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from tailprop.checks import check_at_least, check_between
 from tailprop.data.labels import IGNORE, Labelled, LabelSet, find_classes, read_labelled, read_pair
-from tailprop.data.loading import Broken, Key, seeded
+from tailprop.data.loading import Broken, Examples, Key, seeded
 from tailprop.data.synthetic import SceneConfig
 from tailprop.distributed import World, any_true
 
@@ -206,7 +205,7 @@ class SegmentBatch:
 Example = tuple[Tensor, Tensor, int]  # picture, labels, index
 
 
-class Segments(Dataset[Any]):
+class Segments(Examples):
     """The pictures of a set. A broken one comes as `Broken`, in training with the next good one in its place.
 
     Args:
