@@ -77,12 +77,16 @@ class OptimConfig:
     """Largest norm of the gradient; none = no clipping."""
     scale_lr: float = 1.0
     """Learning rate of the propagation scales over that of everything else."""
+    matrix_lr: float | None = None
+    """Muon in place of AdamW for matrices, at so many times the learning rate (4 is a good start); none = AdamW for all."""
 
     def check(self) -> None:
         for name in ("epochs", "batch", "accumulate"):
             check_at_least(f"optim.{name}", getattr(self, name), 1)
         for name in ("lr", "min_lr", "warmup_epochs", "weight_decay", "scale_lr"):
             check_at_least(f"optim.{name}", getattr(self, name), 0)
+        if self.matrix_lr is not None and not self.matrix_lr > 0:
+            raise ValueError(f"optim.matrix_lr is positive, or none for AdamW alone; got {self.matrix_lr}")
         for name in ("lr_batch", "epoch_steps"):
             if getattr(self, name) is not None:
                 check_at_least(f"optim.{name}", getattr(self, name), 1)

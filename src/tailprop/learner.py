@@ -32,7 +32,7 @@ class Learner:
         if run.grad_checkpointing:
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
         self.ema = ModelEmaV3(self.model, decay=run.ema, use_warmup=True) if run.ema > 0 else None
-        self.optimizer = build_optimizer(self.model, optim.weight_decay, optim.scale_lr, optim.betas)
+        self.optimizer = build_optimizer(self.model, optim.weight_decay, optim.scale_lr, optim.betas, optim.matrix_lr)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
         if run.compile:
             self.model.compile()

@@ -8,6 +8,7 @@ from timm.optim import param_groups_weight_decay
 from torch import nn
 
 from tailprop.config import OptimConfig
+from tailprop.muon import Muon, is_matrix
 
 __all__ = ["Schedule", "build_optimizer", "build_schedule"]
 
@@ -49,9 +50,16 @@ def build_schedule(optim: OptimConfig, steps_per_epoch: int, processes: int) -> 
 
 
 def build_optimizer(
-    model: nn.Module, weight_decay: float, scale_lr: float = 1.0, betas: tuple[float, float] = (0.9, 0.999)
+    model: nn.Module,
+    weight_decay: float,
+    scale_lr: float = 1.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    matrix_lr: float | None = None,
 ) -> torch.optim.AdamW:
-    """AdamW without decay on norms, biases and what the model excepts; propagation scales may learn at another rate."""
+    """AdamW without decay on norms, biases and what the model excepts; propagation scales may learn at another rate.
+
+    With `matrix_lr` it is Muon: matrices, the classifier's excepted, take orthogonal steps at so many times the rate.
+    """
     skip: set[str] = getattr(model, "no_weight_decay", set)()
     groups = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=skip)
     scales = {id(p) for name, p in model.named_parameters() if name.endswith("theta")}
@@ -61,4 +69,16 @@ def build_optimizer(
     thetas = [p for p in model.parameters() if id(p) in scales]
     if thetas:
         groups.append({"params": thetas, "weight_decay": 0.0, "lr_scale": scale_lr})
-    return torch.optim.AdamW(groups, betas=betas, fused=True)
+    if matrix_lr is None:
+        return torch.optim.AdamW(groups, betas=betas, fused=True)
+    decayed = next(group for group in groups if group["weight_decay"] == weight_decay and group["params"])
+    matrices = {id(p) for p in decayed["params"] if is_matrix(p)} - _classifier(model)
+    taken = [p for p in decayed["params"] if id(p) in matrices]
+    decayed["params"] = [p for p in decayed["params"] if id(p) not in matrices]
+    groups.append({"params": taken, "weight_decay": weight_decay, "lr_scale": matrix_lr, "matrices": True})
+    return Muon(groups, betas=betas, fused=True)
+
+
+def _classifier(model: nn.Module) -> set[int]:
+    last = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
+    return {id(p) for p in last.parameters()} if isinstance(last, nn.Module) else set()

@@ -7,6 +7,7 @@ The body (SwinIR, Liang et al. 2021): a 3x3 convolution, residual groups of laye
 over all groups, a 3x3 convolution out. For noise and JPEG the output is added to the input: what is learned is the damage.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -235,6 +236,9 @@ def create_restorer(name: str, in_chans: int = 1, **settings: Any) -> nn.Module:
     """A restoration network by name, with settings that override its own."""
     check_choice("restoration model", name, tuple(RESTORERS))
     kind = DnCNN if name == "dncnn" else TailPropIR
+    if kind is DnCNN:  # a recipe may serve both: what only SwinIR's body has does not concern it
+        known, body = (inspect.signature(cls).parameters for cls in (DnCNN, TailPropIR))
+        settings = {key: value for key, value in settings.items() if key in known or key not in body}
     try:
         return kind(in_chans=in_chans, **(RESTORERS[name] | settings))
     except TypeError as error:

@@ -1,0 +1,90 @@
+"""Muon (Jordan et al. 2024): matrices are moved by an orthogonal step, everything else by AdamW.
+
+The momentum of a weight matrix is replaced by the nearest matrix whose singular values are all about one, so directions the
+gradient rarely takes are learned as fast as the common ones. Written here because PyTorch's and timm's versions compute in
+BF16, which CPUs without such units only emulate, and take one matrix after another.
+"""
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Muon", "is_matrix", "orthogonalise"]
+
+_QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: singular values come out between about 0.7 and 1.2
+_ITERATIONS = 5
+_SMALLEST_SIDE = 16  # below that the orthogonal step has few directions to even out
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW whose groups with `matrices=True` take orthogonal steps of the root mean square size AdamW's usually have."""
+
+    def __init__(self, groups: Any, momentum: float = 0.95, **adamw: Any) -> None:
+        for group in groups:
+            group.setdefault("matrices", False)
+        self.momentum = momentum
+        super().__init__(groups, **adamw)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        everything = self.param_groups
+        self.param_groups = [group for group in everything if not group["matrices"]]
+        try:
+            loss = super().step(closure)
+        finally:
+            self.param_groups = everything
+        overflowed = getattr(self, "found_inf", None)  # set by the loss scaler; AdamW looks at it, too
+        if overflowed is None or float(overflowed) == 0:
+            for group in everything:
+                if group["matrices"]:
+                    self._step_matrices(group)
+        return loss
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                update = _wide(self._look_ahead(parameter).flatten(1))
+                alike[tuple(update.shape)].append((parameter, update))
+        for pairs in alike.values():
+            steps = orthogonalise(torch.stack([update for _, update in pairs]))
+            for (parameter, _), step in zip(pairs, steps, strict=True):
+                rows, columns = parameter.flatten(1).shape
+                step = step if rows <= columns else step.mT
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(step.reshape(parameter.shape), alpha=-0.2 * math.sqrt(max(rows, columns)) * group["lr"])
+
+    def _look_ahead(self, parameter: Tensor) -> Tensor:
+        """Nesterov's momentum."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+            state["step"] = torch.zeros(())  # AdamW expects one when a checkpoint is loaded
+        state["momentum"].lerp_(parameter.grad, 1 - self.momentum)
+        return parameter.grad.lerp(state["momentum"], self.momentum)
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:  # (N, rows, columns), rows <= columns -> the same
+    """The nearest matrix with orthonormal rows, roughly: five Newton-Schulz iterations of fifth order."""
+    a, b, c = _QUINTIC
+    x = matrices.float() if matrices.device.type == "cpu" else matrices.bfloat16()
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.to(matrices.dtype)
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+
+
+def is_matrix(parameter: nn.Parameter) -> bool:
+    """Whether a weight maps many channels to many: a linear layer or a dense convolution, not a depth-wise one or a norm."""
+    if parameter.ndim not in (2, 4) or parameter.shape[1] == 1:
+        return False
+    return min(parameter.flatten(1).shape) >= _SMALLEST_SIDE
