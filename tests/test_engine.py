@@ -284,6 +284,12 @@ def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path, capsys: pytest.Ca
     assert "of its peak" not in capsys.readouterr().err
 
 
+def test_exported_weights_are_as_readable_as_other_files(tmp_path: Path) -> None:
+    checkpoint.save_weights(tmp_path / "model.safetensors", torch.nn.Linear(2, 2), {})
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 class Malicious:
     def __init__(self, proof: Path) -> None:
         self.proof = proof

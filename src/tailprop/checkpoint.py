@@ -51,6 +51,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
         write(part)
         with part.open("rb+") as file:
             os.fsync(file.fileno())
+        part.chmod(0o666 & ~_umask())  # safetensors makes its files for their owner alone
         if also is not None:
             _link(part, also)
         part.replace(path)
@@ -62,6 +63,13 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
             "; make room and try again" if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EFBIG) else ""
         )
         raise OSError(f"cannot write {path} ({reason}); what was saved before is intact{hint}") from error
+
+
+def _umask() -> int:
+    """What new files are not allowed, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _link(part: Path, path: Path) -> None:
