@@ -23,6 +23,20 @@ def test_directions_stay_and_their_sizes_become_alike(shape: tuple[int, int]) ->
     torch.testing.assert_close(turned, sizes.diag(), atol=1e-5, rtol=0)
 
 
+def test_the_short_way_is_the_long_one() -> None:
+    a, b, c = 3.4445, -4.7750, 2.0315
+    matrices = torch.randn(4, 24, 96, generator=torch.Generator().manual_seed(0))
+    matrices[1] *= torch.logspace(0, -6, 24)[:, None]  # directions of very different size
+    matrices[2, 5] = matrices[2, 4]  # and one that is missing
+    matrices[3] = 0
+    x = matrices.double()
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    torch.testing.assert_close(orthogonalise(matrices).double(), x, atol=2e-3, rtol=0)
+
+
 @pytest.mark.parametrize("shape", [(24, 16), (16, 48)])
 def test_steps_are_those_of_pytorchs_muon(shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
