@@ -27,7 +27,7 @@ from tailprop.data.segment import SegmentAugmentConfig
 from tailprop.data.synthetic import SHAPES, SceneConfig
 from tailprop.distributed import World
 from tailprop.label_scores import confusion, score_confusion
-from tailprop.labelmaps import class_colour, draw_labels, legend
+from tailprop.labelmaps import class_colour, draw_labels, legend, with_legend
 from tailprop.load_segmenter import load_segmenter
 from tailprop.optim import build_optimizer, build_schedule
 from tailprop.segmenter import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
@@ -47,7 +47,7 @@ def small_segmenter(name: str = "tailprop_pico", classes: int = 5, **args: Any) 
 # The model
 
 
-@pytest.mark.parametrize("name", ["tailprop_pico", "vheat_tiny", "convnext_atto", SWIN])
+@pytest.mark.parametrize("name", ["tailprop_pico", "vheat_tiny", "convnext_atto", "resnet18", SWIN])
 def test_any_backbone_every_parameter_any_size(name: str) -> None:
     model = small_segmenter(name).train()
     logits, auxiliary = model(torch.rand(2, 3, 64, 96))
@@ -282,7 +282,9 @@ def test_views_are_scaled_and_mirrored_and_brought_back() -> None:
 
 
 def test_colours_legend_and_tint() -> None:
-    assert len({class_colour(i) for i in range(150)}) == 150
+    colours = np.array([class_colour(i) for i in range(150)])
+    apart = np.abs(colours[:, None] - colours[None]).sum(-1) + 1000 * np.eye(150, dtype=int)
+    assert apart.min() >= 36
     picture = Image.new("RGB", (60, 40), (10, 20, 30))
     labels = np.full((40, 60), IGNORE)
     labels[:20] = 3
@@ -428,17 +430,38 @@ def test_predict_writes_label_maps_and_overlays(
     data += ["--inference.scales", "0.75", "1", "--inference.flip", "True", "--out", str(tmp_path / "self.json")]
     assert tailprop_cli.main(["eval", str(run), "--device", "cpu", *data]) == 0
     assert json.loads((tmp_path / "self.json").read_text())["miou"] == 100
-    assert tailprop_cli.main([*args, "--on-broken", "stop"]) == 2
+    capsys.readouterr()
+    assert tailprop_cli.main(args) == 2  # a label map that is there may be somebody's work
+    assert "give --overwrite" in capsys.readouterr().err
+    assert tailprop_cli.main([*args, "--on-broken", "stop", "--overwrite"]) == 2
     capsys.readouterr()
     Image.new("RGB", (64, 64)).save(tmp_path / "own.png")
     assert tailprop_cli.main(["predict", str(run), str(tmp_path / "own.png"), "--out", str(tmp_path), "--device", "cpu"]) == 2
     assert "would be written over" in capsys.readouterr().err
 
 
+def test_eval_names_what_it_could_not_use(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "data"
+    for folder in ("images", "annotations"):
+        (root / folder / "validation").mkdir(parents=True)
+    shutil.copy(scenes / "objectInfo150.txt", root)
+    picture = min((scenes / "images" / "validation").iterdir())
+    shutil.copy(picture, root / "images" / "validation")
+    Image.new("L", (64, 64), 77).save(root / "annotations" / "validation" / f"{picture.stem}.png")
+    for how in ("stop", "skip"):
+        assert tailprop_cli.main(["eval", str(run), "--data.root", str(root), "--data.on-broken", how, "--device", "cpu"]) == 2
+        assert f"{picture.stem}.png: it has labels that are no class: 77" in capsys.readouterr().err
+
+
+def test_a_long_narrow_picture_gets_a_legend() -> None:
+    page = with_legend(Image.new("RGB", (30, 6000)), np.array([180_000]), ("sky",))
+    assert page.height < 65_500
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("label", "ADE_train_00000001.png: it has the label 77 in 4096 pixels; the 7 classes have 1 to 7"),
+        ("label", "ADE_train_00000001.png: it has labels that are no class: 77 (4096 pixels); the 7 classes have 1 to 7"),
         ("size", "ADE_train_00000001.png: it is 32x32, its picture"),
         ("missing", "ADE_train_00000001.jpg: its label map"),
         ("unreadable", "ADE_train_00000001.jpg: not a picture"),

@@ -1,6 +1,8 @@
 """Folders of pictures and label maps, sound and damaged; transforms that keep pictures and labels together."""
 
 import random
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,7 @@ def test_label_maps_with_palette_or_16_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "size", "name", "reason"),
     [
-        ([[1, 2], [3, 9]], None, "labels/a.png", "it has the label 9 in 1 pixels; the 3 classes have 1 to 3"),
+        ([[1, 2], [3, 9]], None, "labels/a.png", "it has labels that are no class: 9 (1 pixels); the 3 classes have 1 to 3"),
         ([[1, 2], [3, 3]], (5, 4), "labels/a.png", "it is 2x2, its picture"),
     ],
 )
@@ -109,6 +111,20 @@ def test_a_bad_label_map_is_named(labels: Any, size: Any, name: str, reason: str
     assert isinstance(found, Broken)
     assert found.name == str(tmp_path / name)
     assert reason in found.reason
+
+
+@pytest.mark.parametrize(("bits", "pixels"), [(1, 0b01000000), (2, 0b00011011), (4, 0x0123)])
+def test_gray_of_few_bits_holds_numbers(bits: int, pixels: int, tmp_path: Path) -> None:
+    values = [0, 1] if bits == 1 else [0, 1, 2, 3]
+    row = b"\0" + pixels.to_bytes(2 if bits == 4 else 1, "big")
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", len(values), 1, bits, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(row)),
+        (b"IEND", b""),
+    ]
+    parts = (struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in chunks)
+    (tmp_path / "few.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    assert read_labels(tmp_path / "few.png", 9, 0).tolist() == [values]
 
 
 def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Shapes: K classes; H, W the picture as it is; h, w the picture as the model sees it (a view of it: resized, perhaps mirrored).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -43,7 +44,7 @@ class InferenceConfig:
             raise ValueError(
                 f"inference.stride_px {self.stride_px} leaves gaps between windows of {self.window_px} px; lower it"
             )
-        if not self.scales or min(self.scales) <= 0:
+        if not self.scales or not all(0 < scale < math.inf for scale in self.scales):
             raise ValueError(f"inference.scales are positive, one at least; got {self.scales}")
 
 
@@ -107,7 +108,10 @@ def most_probable(views: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
     norms = [_log_sum(view, size) for view in views] if len(views) > 1 else [None]  # alone, the highest logit will do
     best: Tensor | None = None
     for first in range(0, views[0].shape[1], CLASSES_AT_ONCE):
-        score, found = torch.stack([_scores(v, n, first, size) for v, n in zip(views, norms, strict=True)]).sum(0).max(1)
+        scores = _scores(views[0], norms[0], first, size)
+        for view, norm in zip(views[1:], norms[1:], strict=True):
+            scores += _scores(view, norm, first, size)  # one after the other: all at once would take as much memory as they are
+        score, found = scores.max(1)
         found = found + first
         if best is None:
             best, labels = score, found

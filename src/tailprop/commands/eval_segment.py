@@ -1,16 +1,18 @@
 """`tailprop eval` for a segmenter: mean IoU on its own data or on any with label PNGs."""
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tailprop.data.labels import LabelSet
-from tailprop.data.loading import report
+from tailprop.data.loading import Broken, note_broken
 from tailprop.data.segment import SegmentDataConfig, open_labelled
 from tailprop.distributed import join, leave
 from tailprop.label_scores import LabelScores
@@ -108,14 +110,16 @@ def run(options: EvalSegment) -> None:
         segmenter = replace(segmenter, config=config, model=segmenter.model.to(world.device))
         part = open_labelled(config.data, options.split, world)
         loader = eval_loader(part, config.data.workers, world, align_classes(part, segmenter.classes))
+        known: dict[str, str] = {}
+        note_broken(part.broken, known, config.data.on_broken, tell=world.is_first)
+
+        def note(broken: Sequence[Broken]) -> None:
+            note_broken(broken, known, config.data.on_broken, tell=True)
+
         with autocast(world.device, options.precision):
-            scores, broken = evaluate_segmenter(segmenter.label, loader, len(segmenter.classes), world.device)
-        broken = [*part.broken, *broken]
-        if broken and config.data.on_broken == "stop":
-            raise ValueError(f"{broken[0]}; mend or remove it, or go on without it (--data.on-broken skip)")
+            scores, broken = evaluate_segmenter(segmenter.label, loader, len(segmenter.classes), world.device, note)
         if world.is_first:
-            report(broken)
-            _say(options, segmenter, len(part.pairs), scores)
+            _say(options, segmenter, len(part.pairs) - len(broken), scores)
     finally:
         leave()
 
@@ -133,20 +137,31 @@ def align_classes(part: LabelSet, known: tuple[str, ...]) -> list[int]:
     return [number for number in found if number is not None]
 
 
+def _views(inference: InferenceConfig) -> str:
+    """How the pictures were looked at, in words."""
+    how = "whole" if inference.mode == "whole" else f"windows of {inference.window_px} px every {inference.stride_px}"
+    scales = "" if inference.scales == (1.0,) else f", scales {', '.join(f'{scale:g}' for scale in inference.scales)}"
+    return how + scales + (", mirrored too" if inference.flip else "")
+
+
 def _say(options: EvalSegment, segmenter: LoadedSegmenter, count: int, scores: LabelScores) -> None:
     console = Console()
     table = Table("class", "IoU, %", "pixels found, %")
     for name, iou, accuracy in zip(segmenter.classes, scores.iou, scores.accuracy, strict=True):
-        table.add_row(name, *("-" if value is None else f"{value:.1f}" for value in (iou, accuracy)))
+        table.add_row(Text(name), *("-" if value is None else f"{value:.1f}" for value in (iou, accuracy)))
     console.print(table)
     config = segmenter.config
     beside = papers_miou(config, len(segmenter.classes))
     console.print(
         f"mean IoU {scores.miou:.2f} %{beside}, pixels right {scores.pixel_accuracy:.2f} %, mean over classes "
-        f"{scores.class_accuracy:.2f} %; {config.model.name}, {count} pictures, shorter side {config.data.short_px} px"
+        f"{scores.class_accuracy:.2f} %; {config.model.name}, {count} pictures, shorter side {config.data.short_px} px, "
+        f"{_views(config.inference)}"
     )
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         classes = dict(zip(segmenter.classes, scores.iou, strict=True))
-        about = dict(model=config.model.name, count=count, short_px=config.data.short_px, long_px=config.data.long_px)
-        options.out.write_text(json.dumps(about | scores.numbers() | dict(iou=classes), indent=2) + "\n")
+        about = dict(model=config.model.name, checkpoint=options.checkpoint, split=options.split, count=count)
+        how = dict(short_px=config.data.short_px, long_px=config.data.long_px, precision=options.precision)
+        by_class = dict(iou=classes, accuracy=dict(zip(segmenter.classes, scores.accuracy, strict=True)))
+        numbers = about | how | dict(inference=asdict(config.inference)) | scores.numbers() | by_class
+        options.out.write_text(json.dumps(numbers, indent=2) + "\n")

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from tailprop.commands.eval_segment import InferenceChoice
 from tailprop.data.loading import Broken, to_device
@@ -33,7 +34,7 @@ class PredictSegment:
     """A run folder, or a file of weights in it."""
     pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
     """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
-    out: Path = Path("labels")
+    out: Path = Path("segmented")
     """Folder for NAME.png (label map, numbers as in the training data), NAME_overlay.jpg and classes.txt."""
     inference: InferenceChoice = field(default_factory=InferenceChoice)
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -42,6 +43,8 @@ class PredictSegment:
     """Where to run."""
     on_broken: Literal["skip", "stop"] = "skip"
     """A picture that cannot be read: name it on standard error and go on, or stop."""
+    overwrite: bool = False
+    """Write over label maps that are in the folder already; they may be somebody's work."""
 
     def check(self) -> None:
         if self.out.exists() and not self.out.is_dir():
@@ -58,12 +61,28 @@ def run(options: PredictSegment) -> None:
             config = replace(segmenter.config, inference=options.inference.over(segmenter.config.inference))
             segmenter = replace(segmenter, config=config, model=segmenter.model.to(world.device))
             options.out.mkdir(parents=True, exist_ok=True)
-            refuse_own_pictures(paths, [options.out / f"{stem}.png" for stem in unique_stems(paths)])
+            _refuse_what_is_there(options, paths, segmenter.classes)
             with quiet_pillow(), autocast(world.device, options.precision):
                 table = _look_at_all(options, segmenter, paths, world.device)
             _say(options, table, segmenter)
     finally:
         leave()
+
+
+def _refuse_what_is_there(options: PredictSegment, paths: Sequence[Path], classes: Sequence[str]) -> None:
+    """Label maps in the folder may be the ones that were drawn by hand."""
+    stems, names = unique_stems(paths), options.out / "classes.txt"
+    maps = [options.out / f"{stem}.png" for stem in stems]
+    refuse_own_pictures(paths, [*maps, *(options.out / f"{stem}_overlay.jpg" for stem in stems)])
+    there = [path for path in maps if path.exists()]
+    if names.exists() and names.read_text(errors="replace") != _list(classes):
+        there.append(names)
+    if there and not options.overwrite:
+        raise ValueError(f"{there[0]} exists; choose another --out, or give --overwrite to write over what is there")
+
+
+def _list(classes: Sequence[str]) -> str:
+    return "\n".join(classes) + "\n"
 
 
 def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Sequence[Path], device: torch.device) -> Table:
@@ -86,14 +105,14 @@ def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Seq
         )
         most = [int(i) for i in np.argsort(-counts, kind="stable")[:NAMED] if counts[i] > 0]
         named = ", ".join(f"{segmenter.classes[i]} {100 * counts[i] / labels.size:.1f}" for i in most)
-        table.add_row(printable(str(path)), f"{picture.width}x{picture.height}", named)
+        table.add_row(Text(printable(str(path))), f"{picture.width}x{picture.height}", Text(named))
     if not table.rows:
         raise ValueError(f"none of the {len(paths)} pictures can be read")
     return table
 
 
 def _say(options: PredictSegment, table: Table, segmenter: LoadedSegmenter) -> None:
-    (options.out / "classes.txt").write_text("\n".join(segmenter.classes) + "\n")
+    (options.out / "classes.txt").write_text(_list(segmenter.classes))
     console = Console()
     console.print(table)
     first = segmenter.config.data.first_label

@@ -113,15 +113,24 @@ def read_labels(path: Path, num_classes: int, first_label: int) -> Labels:
     with Image.open(path) as file:
         if file.mode not in MODES:
             raise ValueError(f"its pixels are {file.mode}, a label map has one number for each")
-        values = np.asarray(file).astype(np.int64)
+        step = _gray_step(file)
+        values = np.asarray(file).astype(np.int64) // step
     last = first_label + num_classes - 1
     ignored = (values < first_label) | ((values == 255) & (last < 255))
     wrong = values[(values > last) & ~ignored]
     if wrong.size > 0:
-        raise ValueError(
-            f"it has the label {wrong[0]} in {wrong.size} pixels; the {num_classes} classes have {first_label} to {last}"
+        found = ", ".join(
+            f"{value} ({count} pixels)" for value, count in zip(*np.unique(wrong, return_counts=True), strict=True)
         )
+        raise ValueError(f"it has labels that are no class: {found}; the {num_classes} classes have {first_label} to {last}")
     return np.where(ignored, IGNORE, values - first_label).astype(np.int16)
+
+
+def _gray_step(file: Image.Image) -> int:
+    """Pillow spreads gray of 2 and 4 bits over 0 to 255, by steps of 85 and 17: a label of 2 would be 34."""
+    tiles = getattr(file, "tile", None)  # how the file stores its pixels, known until they are decoded
+    stored = tiles[0][3] if tiles else None
+    return {"L;2": 85, "L;4": 17}.get(stored, 1) if isinstance(stored, str) else 1
 
 
 def read_pair(pair: Labelled, num_classes: int, first_label: int) -> tuple[Image.Image, Labels] | Broken:

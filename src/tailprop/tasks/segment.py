@@ -116,9 +116,8 @@ class Segmentation:
         def label(image: Tensor) -> Tensor:
             return label_picture(model, image, self.config.inference, data.short_px, data.long_px)
 
-        scores, broken = evaluate_segmenter(label, self.eval_loader, len(self.classes), self.world.device, self._show)
-        self._note(broken, shared=True)
-        return scores.numbers()
+        found = evaluate_segmenter(label, self.eval_loader, len(self.classes), self.world.device, self._note, self._show)
+        return found[0].numbers()
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """What the manifest says of this task."""
@@ -200,21 +199,27 @@ def evaluate_segmenter(
     batches: Iterable[SegmentBatch],
     num_classes: int,
     device: torch.device,
+    note: Callable[[Sequence[Broken]], object] = lambda _broken: None,
     show: Callable[[int, Tensor], object] = lambda _index, _labels: None,
 ) -> tuple[LabelScores, list[Broken]]:
     """The scores over the pictures of all processes, and what could not be read.
 
     Args:
         label: A picture on the device, (3, H, W) in bytes, to the class of every pixel.
+        note: Told what could not be read, when it is met; it may raise.
         show: Told the place of each picture in the set, and what was predicted.
     """
     counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
     broken: list[Broken] = []
     for batch in batches:
+        note(batch.broken)
         broken += batch.broken
         for image, labels, index in zip(batch.images, batch.labels, batch.indices, strict=True):
             predicted = label(to_device(image, device))
             counts += confusion(to_device(labels, device), predicted, num_classes).cpu()
             show(index, predicted.to("cpu", torch.int16))
     everything = sum_over_processes(counts, device)  # whole numbers: exact in any order
-    return score_confusion(everything), [item for share in gather(broken) for item in share]
+    broken = [item for share in gather(broken) for item in share]
+    if broken and not everything.any():
+        raise ValueError(f"no labelled pixel could be evaluated; the first of {len(broken)} broken: {broken[0]}")
+    return score_confusion(everything), broken
