@@ -392,7 +392,7 @@ _POST_NORM = dict(depths=(2, 2, 18, 2), post_norm=True, layer_scale=1e-5)
 # Table C.1 of the paper, and two smaller ones of our own.
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "pico": dict(depths=(2, 2, 4, 2), dims=(32, 64, 128, 256)),
-    "nano": dict(depths=(2, 2, 6, 2), dims=(48, 96, 192, 384)),
+    "nano": dict(depths=(2, 2, 4, 2), dims=(40, 80, 160, 320)),
     "tiny": dict(depths=(2, 2, 6, 2), **_WIDE, drop_path_rate=0.1),
     "small": dict(**_POST_NORM, **_WIDE, drop_path_rate=0.3),
     "base": dict(**_POST_NORM, dims=(128, 256, 512, 1024), drop_path_rate=0.5),

@@ -121,6 +121,7 @@ def _config(options: LoaderBench, root: Path) -> ClassifyConfig:
             cache=root / "cache" if options.data is None else None,
             size_px=options.size_px,
             train_px=(),
+            resize_px=None,
             workers=options.workers,
         ),
         optim=dataclasses.replace(config.optim, batch=options.batch),
