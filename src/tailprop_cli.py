@@ -56,7 +56,7 @@ def _call(name: str, args: list[str]) -> int:
     try:
         if (task := _task(name, args)) is not None:
             module_name, options_name = TASK_COMMANDS[name, task]
-            args = [arg for arg in args if arg != task] if name == "bench" else args
+            args = args[1:] if name == "bench" else args
         module = import_module(module_name)
         if hasattr(module, "parse"):  # its options depend on its first argument
             return module.run(module.parse(args)) or 0
@@ -82,7 +82,8 @@ def _task(name: str, args: list[str]) -> str | None:
 
 def _help() -> str:
     lines = [f"  {name:<10} {what}" for name, (_, _, what) in COMMANDS.items()]
-    return "\n".join(["usage: tailprop COMMAND [options]", "", *lines, "", "tailprop COMMAND --help explains each."])
+    more = "tailprop COMMAND --help explains each; eval and predict, with a checkpoint before --help, what its task takes."
+    return "\n".join(["usage: tailprop COMMAND [options]", "", *lines, "", more])
 
 
 def _refuse(message: str) -> int:

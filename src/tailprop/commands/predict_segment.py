@@ -41,6 +41,8 @@ class PredictSegment:
     """Autocast type."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to run."""
+    threads: int = 0
+    """CPU threads; 0 = PyTorch's choice."""
     on_broken: Literal["skip", "stop"] = "skip"
     """A picture that cannot be read: name it on standard error and go on, or stop."""
     overwrite: bool = False
@@ -53,7 +55,7 @@ class PredictSegment:
 
 def run(options: PredictSegment) -> None:
     options.check()
-    world = join(options.device)
+    world = join(options.device, options.threads)
     try:
         if world.is_first:  # under torchrun one process answers, once
             paths = list_pictures(options.pictures)
