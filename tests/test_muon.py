@@ -54,9 +54,10 @@ def test_steps_are_those_of_pytorchs_muon(shape: tuple[int, int]) -> None:
     assert moved > 0
 
 
-def test_what_is_a_matrix() -> None:
+@pytest.mark.parametrize("weight_decay", [0.05, 0.0])
+def test_what_is_a_matrix(weight_decay: float) -> None:
     model = tiny_net(num_classes=32)
-    optimizer = build_optimizer(model, weight_decay=0.05, scale_lr=10.0, matrix_lr=4.0)
+    optimizer = build_optimizer(model, weight_decay=weight_decay, scale_lr=10.0, matrix_lr=4.0)
     settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     assert len(settings) == len(list(model.parameters()))
     matrices = {name for name, p in model.named_parameters() if settings[id(p)]["matrices"]}

@@ -71,11 +71,12 @@ def build_optimizer(
         groups.append({"params": thetas, "weight_decay": 0.0, "lr_scale": scale_lr})
     if matrix_lr is None:
         return torch.optim.AdamW(groups, betas=betas, fused=True)
-    decayed = next(group for group in groups if group["weight_decay"] == weight_decay and group["params"])
-    matrices = {id(p) for p in decayed["params"] if is_matrix(p)} - _classifier(model)
-    taken = [p for p in decayed["params"] if id(p) in matrices]
-    decayed["params"] = [p for p in decayed["params"] if id(p) not in matrices]
-    groups.append({"params": taken, "weight_decay": weight_decay, "lr_scale": matrix_lr, "matrices": True})
+    spared = {id(p) for name, p in model.named_parameters() if name in skip} | scales | _classifier(model)
+    matrices = [p for p in model.parameters() if p.requires_grad and is_matrix(p) and id(p) not in spared]
+    taken = {id(p) for p in matrices}
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) not in taken]
+    groups.append({"params": matrices, "weight_decay": weight_decay, "lr_scale": matrix_lr, "matrices": True})
     return Muon(groups, betas=betas, fused=True)
 
 
