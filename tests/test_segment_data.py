@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from tailprop.data.labels import IGNORE, find_classes, read_classes, read_labelled, read_labels, read_pair
+from tailprop.data.labels import IGNORE, ClassList, find_classes, read_classes, read_labelled, read_labels, read_pair
 from tailprop.data.loading import Broken, Key
 from tailprop.data.scenes import ensure_ade20k, write_ade20k
 from tailprop.data.segment import (
@@ -61,16 +61,24 @@ def test_ade20k_folders_give_the_exact_labels(tmp_path: Path) -> None:
 
 
 def test_the_150_classes_of_ade20k(tmp_path: Path) -> None:
-    names = find_classes(tmp_path, "ade20k")
+    classes = find_classes(tmp_path, "ade20k")
+    names = classes.names
+    assert classes.first_label == 1
     assert len(set(names)) == 150
     assert (names[0], names[2], names[12], names[20], names[149]) == ("wall", "sky", "person", "car", "flag")
 
 
 def test_lists_of_classes(tmp_path: Path) -> None:
     (tmp_path / "objectInfo150.txt").write_text("Idx\tRatio\tTrain\tVal\tStuff\tName\n1\t0.2\t1\t1\t1\tbuilding, edifice\n")
-    assert find_classes(tmp_path, None) == ("building, edifice",)
+    assert find_classes(tmp_path, None) == ClassList(("building, edifice",), first_label=1)
     (tmp_path / "mine.txt").write_text("cat\n\nsmall dog\n")
-    assert find_classes(tmp_path, "mine.txt") == ("cat", "small dog")
+    assert find_classes(tmp_path, "mine.txt") == ClassList(("cat", "small dog"), first_label=0)
+    (tmp_path / "table.txt").write_text("Idx\tName\n3\tcat\n4\tdog\n")
+    assert find_classes(tmp_path, "table.txt") == ClassList(("cat", "dog"), first_label=3)
+    for labels in (("3", "5"), ("x", "1")):
+        (tmp_path / "table.txt").write_text(f"Idx\tName\n{labels[0]}\tcat\n{labels[1]}\tdog\n")
+        with pytest.raises(ValueError, match=r"the column Idx of .*table\.txt must count up by one"):
+            read_classes(tmp_path / "table.txt")
     (tmp_path / "twice.txt").write_text("cat\ncat\n")
     with pytest.raises(ValueError, match="names 'cat' twice"):
         read_classes(tmp_path / "twice.txt")

@@ -26,9 +26,7 @@ class Learner:
     def __init__(self, model: nn.Module, optim: OptimConfig, run: RunConfig, world: World) -> None:
         self.optim, self.run, self.device = optim, run, world.device
         self.alone = world.size == 1
-        if self.device.type == "cuda" and not self.alone:
-            model = convert_sync_batchnorm(model)  # UPerNet and DnCNN have some
-        self.model = model.to(self.device).to(memory_format=torch.channels_last).train()
+        self.model = share_batches(model, world).to(self.device).to(memory_format=torch.channels_last).train()
         if run.grad_checkpointing:
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
         self.ema = ModelEmaV3(self.model, decay=run.ema, use_warmup=True) if run.ema > 0 else None
@@ -98,6 +96,11 @@ class Learner:
         if self.ema is not None and state["ema"] is not None:
             self.ema.module.load_state_dict(state["ema"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def share_batches(model: nn.Module, world: World) -> nn.Module:
+    """The model with batch norms that look at the batch of all GPUs; UPerNet and DnCNN have some. CPUs have no such layer."""
+    return convert_sync_batchnorm(model) if world.device.type == "cuda" and world.size > 1 else model
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

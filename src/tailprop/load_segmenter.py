@@ -25,6 +25,7 @@ class LoadedSegmenter:
     model: Segmenter
     config: SegmentConfig
     classes: tuple[str, ...]
+    first_label: int  # number of the first class in the label maps it was trained on
 
     def label(self, image: Tensor) -> Tensor:
         """The class of every pixel of a picture in bytes, (3, H, W) -> (H, W)."""
@@ -46,4 +47,4 @@ def load_segmenter(where: str) -> LoadedSegmenter:
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit {config.model.name}: {str(error).splitlines()[1].strip()}") from None
     model.to(memory_format=torch.channels_last)  # as in training: another layout rounds differently
-    return LoadedSegmenter(model.eval(), config, classes)
+    return LoadedSegmenter(model.eval(), config, classes, int(notes["first_label"]))

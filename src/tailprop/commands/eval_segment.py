@@ -37,7 +37,7 @@ class SegmentDataChoice:
     classes: str | None = None
     """File with a class name in every line; ade20k = its 150."""
     first_label: int | None = None
-    """Number of the first class in the label maps; lower numbers are ignored."""
+    """Number of the first class in the label maps; lower numbers are ignored. None = as the list of classes has it."""
     short_px: int | None = None
     """Shorter side the pictures are resized to."""
     long_px: int | None = None
@@ -102,6 +102,8 @@ class EvalSegment:
 
 
 def run(options: EvalSegment) -> None:
+    if options.split == "train" and (options.data.val_images or options.data.val_labels):
+        raise ValueError("--data.val-images and --data.val-labels are of the validation split; leave out --split train")
     world = join(options.device, options.threads)
     try:
         segmenter = load_segmenter(options.checkpoint)
@@ -109,6 +111,8 @@ def run(options: EvalSegment) -> None:
         config = replace(config, data=options.data.over(config.data), inference=options.inference.over(config.inference))
         segmenter = replace(segmenter, config=config, model=segmenter.model.to(world.device))
         part = open_labelled(config.data, options.split, world)
+        if options.split == "train":
+            part.pairs = part.pairs[: config.data.limit]  # what it was trained on
         loader = eval_loader(part, config.data.workers, world, align_classes(part, segmenter.classes))
         known: dict[str, str] = {}
         note_broken(part.broken, known, config.data.on_broken, tell=world.is_first)
@@ -129,11 +133,17 @@ def align_classes(part: LabelSet, known: tuple[str, ...]) -> list[int]:
 
     ADE20K's own table has synonyms behind each name ("building, edifice"), our list the names alone.
     """
-    numbers = {name.split(",")[0]: number for number, name in enumerate(known)} | {n: i for i, n in enumerate(known)}
+    first_names = [name.split(",")[0] for name in known]
+    numbers = {name: i for i, name in enumerate(first_names) if first_names.count(name) == 1}
+    numbers |= {name: i for i, name in enumerate(known)}
     found = [numbers.get(name, numbers.get(name.split(",")[0])) for name in part.classes]
     strange = [name for name, number in zip(part.classes, found, strict=True) if number is None]
     if strange:
         raise ValueError(f"{part.name} has classes that the segmenter does not know: {', '.join(strange[:5])}")
+    for k, number in enumerate(found):
+        if (other := found.index(number)) < k:
+            both = f"{part.classes[other]!r} and {part.classes[k]!r}"
+            raise ValueError(f"{part.name} has {both}, which are one class of the segmenter: {known[number or 0]!r}")
     return [number for number in found if number is not None]
 
 
@@ -151,7 +161,7 @@ def _say(options: EvalSegment, segmenter: LoadedSegmenter, count: int, scores: L
         table.add_row(Text(name), *("-" if value is None else f"{value:.1f}" for value in (iou, accuracy)))
     console.print(table)
     config = segmenter.config
-    beside = papers_miou(config, len(segmenter.classes))
+    beside = papers_miou(config, segmenter.classes) if options.split == "validation" else ""
     console.print(
         f"mean IoU {scores.miou:.2f} %{beside}, pixels right {scores.pixel_accuracy:.2f} %, mean over classes "
         f"{scores.class_accuracy:.2f} %; {config.model.name}, {count} pictures, shorter side {config.data.short_px} px, "

@@ -63,7 +63,7 @@ def run(options: PredictSegment) -> None:
             config = replace(segmenter.config, inference=options.inference.over(segmenter.config.inference))
             segmenter = replace(segmenter, config=config, model=segmenter.model.to(world.device))
             options.out.mkdir(parents=True, exist_ok=True)
-            _refuse_what_is_there(options, paths, segmenter.classes)
+            _refuse_what_is_there(options, paths, _list(segmenter))
             with quiet_pillow(), autocast(world.device, options.precision):
                 table = _look_at_all(options, segmenter, paths, world.device)
             _say(options, table, segmenter)
@@ -71,20 +71,22 @@ def run(options: PredictSegment) -> None:
         leave()
 
 
-def _refuse_what_is_there(options: PredictSegment, paths: Sequence[Path], classes: Sequence[str]) -> None:
+def _refuse_what_is_there(options: PredictSegment, paths: Sequence[Path], classes: str) -> None:
     """Label maps in the folder may be the ones that were drawn by hand."""
     stems, names = unique_stems(paths), options.out / "classes.txt"
     maps = [options.out / f"{stem}.png" for stem in stems]
     refuse_own_pictures(paths, [*maps, *(options.out / f"{stem}_overlay.jpg" for stem in stems)])
     there = [path for path in maps if path.exists()]
-    if names.exists() and names.read_text(errors="replace") != _list(classes):
+    if names.exists() and names.read_text(errors="replace") != classes:
         there.append(names)
     if there and not options.overwrite:
         raise ValueError(f"{there[0]} exists; choose another --out, or give --overwrite to write over what is there")
 
 
-def _list(classes: Sequence[str]) -> str:
-    return "\n".join(classes) + "\n"
+def _list(segmenter: LoadedSegmenter) -> str:
+    """The table of labels and names, which `tailprop` reads as a list of classes."""
+    rows = [f"{label}\t{name}" for label, name in enumerate(segmenter.classes, start=segmenter.first_label)]
+    return "\n".join(["Idx\tName", *rows]) + "\n"
 
 
 def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Sequence[Path], device: torch.device) -> Table:
@@ -101,7 +103,7 @@ def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Seq
         image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         labels = segmenter.label(to_device(image, device)).cpu().numpy()
         counts = np.bincount(labels.ravel(), minlength=len(segmenter.classes))
-        save_labels(options.out / f"{stem}.png", labels, segmenter.config.data.first_label)
+        save_labels(options.out / f"{stem}.png", labels, segmenter.first_label)
         with_legend(draw_labels(picture, labels), counts, segmenter.classes).save(
             options.out / f"{stem}_overlay.jpg", quality=92
         )
@@ -114,9 +116,9 @@ def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Seq
 
 
 def _say(options: PredictSegment, table: Table, segmenter: LoadedSegmenter) -> None:
-    (options.out / "classes.txt").write_text(_list(segmenter.classes))
+    (options.out / "classes.txt").write_text(_list(segmenter))
     console = Console()
     console.print(table)
-    first = segmenter.config.data.first_label
+    first = segmenter.first_label
     said = f"label maps ({first} = {segmenter.classes[0]}), overlays and classes.txt in {options.out}"
     console.print(said, soft_wrap=True, markup=False)

@@ -2,6 +2,7 @@
 
 ADE20K's layout (ADEChallengeData2016) and everybody else's: a picture `a.jpg` has its labels in `a.png`, whose pixels hold
 numbers. The first class has the number `first_label`; lower numbers, and 255 where no class has it, mean that nobody says.
+A list of classes may say that number itself, in a table with a column Idx; a plain list begins at 0.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from PIL import Image
 from tailprop.data.loading import Broken
 from tailprop.data.pictures import is_picture, prepare, reason_of
 
-__all__ = ["ADE20K", "IGNORE", "LabelSet", "Labelled", "find_classes", "read_labelled", "read_labels", "read_pair"]
+__all__ = ["ADE20K", "IGNORE", "ClassList", "LabelSet", "Labelled", "find_classes", "read_labelled", "read_labels", "read_pair"]
 
 IGNORE: Final = -1  # the label of pixels that do not count
 ADE20K: Final = "ade20k"  # stands for its 150 classes
@@ -34,6 +35,14 @@ class Labelled:
 
     picture: Path
     labels: Path
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """Names of classes in the order of their labels, and the label of the first."""
+
+    names: tuple[str, ...]
+    first_label: int = 0
 
 
 @dataclass
@@ -77,10 +86,10 @@ def read_labelled(pictures: Path, labels: Path, classes: Sequence[str], first_la
     return LabelSet(str(pictures), pairs, tuple(classes), first_label, broken)
 
 
-def find_classes(root: Path, given: str | None) -> tuple[str, ...]:
-    """The class names: ADE20K's, of a file that is given, or of a file in the root of the data."""
+def find_classes(root: Path, given: str | None) -> ClassList:
+    """The classes: ADE20K's, of a file that is given, or of a file in the root of the data."""
     if given == ADE20K:
-        return tuple((files("tailprop.data") / "ade20k_classes.txt").read_text().split("\n")[:-1])
+        return ade20k_classes()
     if given is not None:
         return read_classes(next((path for path in (Path(given), root / given) if path.is_file()), Path(given)))
     for name in CLASS_FILES:
@@ -92,20 +101,37 @@ def find_classes(root: Path, given: str | None) -> tuple[str, ...]:
     )
 
 
-def read_classes(path: Path) -> tuple[str, ...]:
-    """A name in every line, or ADE20K's table, whose last column has them."""
+def ade20k_classes() -> ClassList:
+    return ClassList(tuple((files("tailprop.data") / "ade20k_classes.txt").read_text().split("\n")[:-1]), first_label=1)
+
+
+def read_classes(path: Path) -> ClassList:
+    """A name in every line, or a table like ADE20K's: labels in a column Idx, names in the last."""
     if not path.is_file():
         raise ValueError(f"no list of classes {path}")
     try:
         lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file; the list of classes has a name in every line") from None
-    if lines and lines[0].split("\t")[-1] == "Name":
-        lines = [line.split("\t")[-1].strip() for line in lines[1:]]
+    first_label = 0
+    if lines and (header := lines[0].split("\t"))[-1] == "Name":
+        table = [line.split("\t") for line in lines[1:]]
+        lines = [cells[-1].strip() for cells in table]
+        first_label = _first_label(path, [cells[0] for cells in table] if header[0] == "Idx" else [])
     twice = next((name for name in lines if lines.count(name) > 1), None)
     if not lines or twice is not None:
         raise ValueError(f"{path} names {'no class' if twice is None else f'{twice!r} twice'}; it needs a name in every line")
-    return tuple(lines)
+    return ClassList(tuple(lines), first_label)
+
+
+def _first_label(path: Path, labels: Sequence[str]) -> int:
+    """The first of labels that count up by one."""
+    if not labels:
+        return 0
+    first = int(labels[0]) if labels[0].isdecimal() else 0
+    if list(labels) != [str(label) for label in range(first, first + len(labels))]:
+        raise ValueError(f"the column Idx of {path} must count up by one, a label for each class")
+    return first
 
 
 def read_labels(path: Path, num_classes: int, first_label: int) -> Labels:

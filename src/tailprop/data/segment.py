@@ -46,8 +46,9 @@ class SegmentDataConfig:
     """Their label maps."""
     classes: str | None = None
     """File with a class name in every line; ade20k = its 150; none = objectInfo150.txt or classes.txt in the root."""
-    first_label: int = 1
-    """Number of the first class in the label maps; lower numbers, and 255 if it is no class, are ignored."""
+    first_label: int | None = None
+    """Number of the first class in the label maps; lower numbers, and 255 if it is no class, are ignored. None = as the list
+    of classes has it: 1 for ADE20K, 0 for a plain list."""
     scenes: SceneConfig = field(default_factory=SceneConfig)
     """How generated scenes look."""
     scene_counts: tuple[int, int] = (2000, 200)
@@ -67,7 +68,8 @@ class SegmentDataConfig:
         check_at_least("data.short_px", self.short_px, 32)
         check_at_least("data.long_px", self.long_px, self.short_px)
         check_at_least("data.workers", self.workers, 0)
-        check_between("data.first_label", self.first_label, 0, 255)
+        if self.first_label is not None:
+            check_between("data.first_label", self.first_label, 0, 255)
         for count in self.scene_counts:
             check_at_least("data.scene_counts", count, 1)
         if self.limit is not None:
@@ -263,7 +265,9 @@ def open_labelled(data: SegmentDataConfig, split: Literal["train", "validation"]
     if not data.root.is_dir():
         raise ValueError(f"no folder {data.root}; give the folder with the pictures and label maps with --data.root")
     pictures, labels = (data.train_images, data.train_labels) if split == "train" else (data.val_images, data.val_labels)
-    return read_labelled(data.root / pictures, data.root / labels, find_classes(data.root, data.classes), data.first_label)
+    classes = find_classes(data.root, data.classes)
+    first_label = classes.first_label if data.first_label is None else data.first_label
+    return read_labelled(data.root / pictures, data.root / labels, classes.names, first_label)
 
 
 def _generate(data: SegmentDataConfig, world: World | None) -> None:

@@ -5,6 +5,7 @@ Finished runs are kept, so the study can be done in pieces (--only) and drawn an
 """
 
 import json
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -118,13 +119,13 @@ def _train(study: RestorerStudy, name: str, seconds: float, world: World) -> Non
 
 
 def _seconds_of_a_step(study: RestorerStudy, world: World, rounds: int = 6) -> dict[str, float]:
-    """The CPU time of a training step of every network, the best of interleaved rounds; measured once for a study."""
+    """The CPU time of a training step of every network, the median of interleaved rounds; measured once for a study."""
     kept = study.runs / "seconds.json"
     if not kept.exists():
         steps = {name: _step(_config(study, name), world) for name in dict.fromkeys((*NETWORKS, *study.only))}
         took = [{name: step() for name, step in steps.items()} for _ in range(rounds + 1)][1:]
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({name: min(each[name] for each in took) for name in steps}, indent=2) + "\n")
+        kept.write_text(json.dumps({name: statistics.median(each[name] for each in took) for name in steps}, indent=2) + "\n")
     found: dict[str, float] = json.loads(kept.read_text())
     if missing := set(study.only) - set(found):
         raise ValueError(f"{kept} has no time for {', '.join(sorted(missing))}; remove it, or choose another --runs")
@@ -134,7 +135,8 @@ def _seconds_of_a_step(study: RestorerStudy, world: World, rounds: int = 6) -> d
 def _step(config: RestoreConfig, world: World) -> Callable[[], float]:
     task = Restoration(config, world)
     model = task.build_model().train()
-    optimizer = build_optimizer(model, 0.0)
+    optim = config.optim
+    optimizer = build_optimizer(model, optim.weight_decay, optim.scale_lr, optim.betas, optim.matrix_lr)
     batch = next(iter(task.batches(0, 0)))
 
     def step() -> float:

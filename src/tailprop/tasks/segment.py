@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tailprop.checks import check_model
 from tailprop.config import ModelConfig, OptimConfig, RunConfig
 from tailprop.cost import count_parameters
-from tailprop.data.labels import IGNORE, LabelSet, read_pair
+from tailprop.data.labels import IGNORE, LabelSet, ade20k_classes, read_pair
 from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, note_broken, require_full, to_device
 from tailprop.data.segment import (
     Augment,
@@ -137,7 +137,7 @@ class Segmentation:
             "task": "segment",
             "architecture": self.config.model.name,
             "classes": "\n".join(self.classes),
-            "first_label": str(self.config.data.first_label),
+            "first_label": str(self.sets["train"].first_label),
         }
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
@@ -155,7 +155,7 @@ class Segmentation:
             stack_legend(folder / "pictures.jpg", seen, self.classes)
 
     def summary(self, best: dict[str, float]) -> str:
-        paper = papers_miou(self.config, len(self.classes))
+        paper = papers_miou(self.config, self.classes)
         return f"mean IoU {best['miou']:.2f}{paper}, pixels right {best['pixel_accuracy']:.2f} %"
 
     def _show(self, index: int, predicted: Tensor) -> None:
@@ -167,10 +167,11 @@ class Segmentation:
         note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
 
 
-def papers_miou(config: SegmentConfig, num_classes: int) -> str:
-    """The paper's number in words, where it is for this model and for ADE20K's 150 classes."""
-    number = config.paper_miou.get(config.model.name) if num_classes == 150 else None
-    return "" if number is None else f" (the paper, on ADE20K: {number:.1f})"
+def papers_miou(config: SegmentConfig, classes: Sequence[str]) -> str:
+    """The paper's number in words, where it is for this model and for ADE20K's classes."""
+    are_ade20ks = tuple(name.split(",")[0] for name in classes) == ade20k_classes().names
+    number = config.paper_miou.get(config.model.name) if are_ade20ks else None
+    return "" if number is None else f" (the paper, on ADE20K's 2,000 validation pictures: {number:.1f})"
 
 
 def check_batch(batch: int, world: World) -> None:
