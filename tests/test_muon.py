@@ -7,8 +7,11 @@ import torch
 from torch import nn
 
 import tailprop_cli
+from tailprop.config import ModelConfig
+from tailprop.detector import DetectorConfig, create_detector
 from tailprop.muon import Muon, is_matrix, orthogonalise
 from tailprop.optim import build_optimizer
+from tailprop.segmenter import SegmenterConfig, create_segmenter
 from tests.runs import assert_same_run, stop_and_go_on, write_recipe
 from tests.test_backbone import tiny_net
 
@@ -67,6 +70,37 @@ def test_what_is_a_matrix(weight_decay: float) -> None:
     assert {settings[id(p)]["lr_scale"] for name, p in model.named_parameters() if name in matrices} == {4.0}
     assert not is_matrix(nn.Parameter(torch.ones(64, 1, 3, 3)))
     assert not is_matrix(nn.Parameter(torch.ones(8, 64)))
+
+
+@pytest.mark.parametrize(
+    ("task", "answers"),
+    [
+        ("segment", ["head.1.weight", "aux.4.weight"]),
+        (
+            "detect",
+            [
+                "rpn.head.cls_logits.weight",
+                "rpn.head.bbox_pred.weight",
+                "roi_heads.box_predictor.cls_score.weight",
+                "roi_heads.box_predictor.bbox_pred.weight",
+                "roi_heads.mask_predictor.mask_fcn_logits.weight",
+            ],
+        ),
+    ],
+)
+def test_layers_that_answer_take_adamws_steps(task: str, answers: list[str]) -> None:
+    backbone, classes = ModelConfig(name="tailprop_pico", args=dict(depths=[1, 1, 1, 1], dims=[16, 16, 32, 32])), 40
+    model: nn.Module
+    if task == "segment":
+        model, _ = create_segmenter(backbone, classes, SegmenterConfig(channels=16, aux_channels=16))
+    else:
+        model, _ = create_detector(backbone, classes, 64, 64, DetectorConfig(channels=16, box_width=32))
+    optimizer = build_optimizer(model, 0.05, matrix_lr=4.0)
+    matrices = {id(p) for group in optimizer.param_groups if group.get("matrices") for p in group["params"]}
+    weights = dict(model.named_parameters())
+    assert not any(id(weights[name]) in matrices for name in answers)
+    wide = {name for name, p in weights.items() if is_matrix(p)}
+    assert wide - {name for name, p in weights.items() if id(p) in matrices} <= set(answers)
 
 
 def test_an_overflow_moves_nothing() -> None:

@@ -156,6 +156,10 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
     def no_weight_decay(self) -> set[str]:
         return spared_from_decay(self.body, "backbone.body.model")
 
+    def output_layers(self) -> list[nn.Module]:
+        proposals, heads = self.rpn.head, self.roi_heads
+        return [proposals.cls_logits, proposals.bbox_pred, heads.box_predictor, heads.mask_predictor.mask_fcn_logits]
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.body.set_grad_checkpointing(enable)  # type: ignore[operator]
 

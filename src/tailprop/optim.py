@@ -58,7 +58,7 @@ def build_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW without decay on norms, biases and what the model excepts; propagation scales may learn at another rate.
 
-    With `matrix_lr` it is Muon: matrices, the classifier's excepted, take orthogonal steps at so many times the rate.
+    With `matrix_lr` it is Muon: matrices, those of output layers excepted, take orthogonal steps at so many times the rate.
     """
     skip: set[str] = getattr(model, "no_weight_decay", set)()
     groups = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=skip)
@@ -71,7 +71,7 @@ def build_optimizer(
         groups.append({"params": thetas, "weight_decay": 0.0, "lr_scale": scale_lr})
     if matrix_lr is None:
         return torch.optim.AdamW(groups, betas=betas, fused=True)
-    spared = {id(p) for name, p in model.named_parameters() if name in skip} | scales | _classifier(model)
+    spared = {id(p) for name, p in model.named_parameters() if name in skip} | scales | _outputs(model)
     matrices = [p for p in model.parameters() if p.requires_grad and is_matrix(p) and id(p) not in spared]
     taken = {id(p) for p in matrices}
     for group in groups:
@@ -80,6 +80,11 @@ def build_optimizer(
     return Muon(groups, betas=betas, fused=True)
 
 
-def _classifier(model: nn.Module) -> set[int]:
-    last = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
-    return {id(p) for p in last.parameters()} if isinstance(last, nn.Module) else set()
+def _outputs(model: nn.Module) -> set[int]:
+    """Parameters of the layers whose outputs are answers: a classifier, or what a detector or a segmenter names."""
+    if hasattr(model, "output_layers"):
+        layers: list[nn.Module] = model.output_layers()  # type: ignore[operator]
+    else:
+        last = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
+        layers = [last] if isinstance(last, nn.Module) else []
+    return {id(p) for layer in layers for p in layer.parameters()}

@@ -86,6 +86,9 @@ class Segmenter(nn.Module):
     def no_weight_decay(self) -> set[str]:
         return spared_from_decay(self.body, "backbone.model")
 
+    def output_layers(self) -> list[nn.Module]:
+        return [self.head[-1]] if self.aux is None else [self.head[-1], self.aux[-1]]
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.body.set_grad_checkpointing(enable)  # type: ignore[operator]
 
