@@ -338,6 +338,14 @@ def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, 
     assert tailprop_cli.main([*args, "--on-broken", "stop"]) == 2
 
 
+def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "model.safetensors", tmp_path / "mine.safetensors")
+    for name, where in (("run", run), ("mine", tmp_path / "mine.safetensors")):
+        args = ["predict", str(where), str(scenes / "val2017"), "--score", "0", "--out", str(tmp_path / name)]
+        assert tailprop_cli.main(args) == 0
+    assert (tmp_path / "mine" / "detections.json").read_text() == (tmp_path / "run" / "detections.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,11 @@ def test_own_pictures_from_a_checkpoint_with_another_class_count(tmp_path: Path,
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["examples"] == {"train": 16, "validation": 16}
     assert {"command", "torch", "hardware", "commit", "config_hash", "split_hash", "parameters", "macs"} <= manifest.keys()
+
+    shutil.copy(run / "model.safetensors", tmp_path / "far.safetensors")  # weights carry what they need
+    near, far = load_classifier(str(run)), load_classifier(str(tmp_path / "far.safetensors"))
+    assert (far.classes, far.data.size_px, far.augment) == (near.classes, near.data.size_px, near.augment)
+    assert far.data.root is None
 
     three = tmp_path / "three"
     for split in ("train", "val"):

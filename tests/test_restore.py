@@ -1,6 +1,7 @@
 """Restoration networks, and the task from recipe to restored picture."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -239,6 +240,16 @@ def test_jpeg_with_psnr_b(trained: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 def predict(trained: Path, *args: object) -> int:
     return tailprop_cli.main(["predict", str(trained / "run"), *map(str, args), "--threads", "1"])
+
+
+def test_weights_without_their_run(trained: Path, tmp_path: Path) -> None:
+    shutil.copy(trained / "run" / "model.safetensors", tmp_path / "mine.safetensors")
+    for name, where in (("run", trained / "run"), ("mine", tmp_path / "mine.safetensors")):
+        args = ["predict", str(where), str(trained / "test"), "--out", str(tmp_path / name), "--threads", "1"]
+        assert tailprop_cli.main(args) == 0
+    restored = sorted((tmp_path / "run").iterdir())
+    assert len(restored) == 5
+    assert all(path.read_bytes() == (tmp_path / "mine" / path.name).read_bytes() for path in restored)
 
 
 def test_predict_keeps_bits_channels_and_transparency(trained: Path, tmp_path: Path) -> None:

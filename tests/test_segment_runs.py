@@ -139,6 +139,19 @@ def test_predict_writes_label_maps_and_overlays(
     assert "would be written over" in capsys.readouterr().err
 
 
+def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(run / "model.safetensors", tmp_path / "mine.safetensors")
+    found = []
+    for where in (run, tmp_path / "mine.safetensors"):
+        args = ["eval", str(where), "--data.root", str(scenes), "--device", "cpu", "--out", str(tmp_path / "numbers.json")]
+        assert tailprop_cli.main(args) == 0
+        found.append(json.loads((tmp_path / "numbers.json").read_text()) | {"checkpoint": ""})
+    assert found[0] == found[1]
+    capsys.readouterr()
+    assert tailprop_cli.main(["eval", str(tmp_path / "mine.safetensors")]) == 2  # weights carry no folders of the machine
+    assert "--data.root is missing" in capsys.readouterr().err
+
+
 def test_eval_names_what_it_could_not_use(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "data"
     for folder in ("images", "annotations"):

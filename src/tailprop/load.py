@@ -6,17 +6,16 @@ from typing import Any
 
 import timm
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 import tailprop.backbone  # noqa: F401 - registers the models
 from tailprop.config import ModelConfig, build
 from tailprop.data.classify import AugmentConfig, DataConfig, eval_transform
-from tailprop.runs import read_config
+from tailprop.runs import find_settings, read_notes
 from tailprop.tasks.classify import create_model, weights_file
 from tailprop.warmstart import read_state_dict
 
-__all__ = ["Classifier", "load_classifier", "read_notes"]
+__all__ = ["Classifier", "load_classifier"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,8 @@ def load_classifier(where: str, model_name: str | None = None, size_px: int | No
     if not path.exists() and timm.is_model(where):
         return _pretrained(where, size_px)
     weights = weights_file(where)
-    folder = path if path.is_dir() else path.parent
     state = read_state_dict(weights)
-    if (folder / "config.yaml").is_file():
-        config = read_config(folder)
+    if (config := find_settings(path)) is not None:
         model_config = build(ModelConfig, {**config["model"], "init": None}, "model.")
         data, augment = build(DataConfig, config["data"], "data."), build(AugmentConfig, config["augment"], "augment.")
         paper = (config.get("paper_top1") or {}).get(model_config.name)
@@ -91,15 +88,6 @@ def _pretrained(name: str, size_px: int | None) -> Classifier:
     names = _imagenet_names() if model.num_classes == 1000 else tuple(map(str, range(model.num_classes)))
     statistics = settings["mean"], settings["std"]
     return Classifier(model, name, names, settings["input_size"][0], data, augment, None, statistics, settings["crop_mode"])
-
-
-def read_notes(weights: Path) -> dict[str, str]:
-    """What exported weights say of themselves; those of a .pt file are found in the export beside it."""
-    if weights.suffix != ".safetensors":
-        sibling = weights.with_name("model.safetensors")
-        return read_notes(sibling) if sibling.is_file() else {}
-    with safe_open(weights, framework="pt") as file:
-        return file.metadata() or {}
 
 
 def _class_names(weights: Path, model: nn.Module) -> tuple[str, ...]:

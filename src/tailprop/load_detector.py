@@ -2,14 +2,12 @@
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from tailprop.config import build
 from tailprop.detector import Detector, create_detector
-from tailprop.load import read_notes
-from tailprop.runs import read_config
+from tailprop.runs import read_notes, read_settings
 from tailprop.tasks.classify import weights_file
 from tailprop.tasks.detect import DetectConfig
 from tailprop.warmstart import read_state_dict
@@ -32,9 +30,9 @@ class LoadedDetector:
 
 
 def load_detector(where: str, short_px: int | None = None, long_px: int | None = None) -> LoadedDetector:
-    """Load a detector from its run folder, or from a file of weights in it; other sides than the run's may be given."""
-    path, weights = Path(where), weights_file(where)
-    config = build(DetectConfig, read_config(path if path.is_dir() else path.parent))
+    """Load a detector from its run folder, or from exported weights; other sides than the run's may be given."""
+    weights = weights_file(where)
+    config = build(DetectConfig, read_settings(where))
     short = short_px or config.data.short_px
     long = long_px or max(short, round(config.data.long_px * short / config.data.short_px))
     config = replace(config, data=replace(config.data, short_px=short, long_px=long))

@@ -1,7 +1,6 @@
 """A trained restoration network, from its run folder."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from tailprop.config import build
 from tailprop.data.restore import RestoreDataConfig
 from tailprop.learner import autocast
 from tailprop.restoring import restore_tiled, restore_whole
-from tailprop.runs import read_config
+from tailprop.runs import read_settings
 from tailprop.tasks.classify import weights_file
 from tailprop.tasks.restore import RestorerConfig, build_restorer
 from tailprop.warmstart import read_state_dict
@@ -45,10 +44,9 @@ class Restorer:
 
 
 def load_restorer(where: str) -> Restorer:
-    """Load a restoration network from a run folder, or from a file of weights in one."""
-    path = Path(where)
+    """Load a restoration network from a run folder, or from exported weights."""
     weights = weights_file(where)
-    settings = read_config(path if path.is_dir() else path.parent)
+    settings = read_settings(where)
     config = build(RestorerConfig, {**settings["model"], "init": None}, "model.")
     model = build_restorer(config, report=False)
     try:

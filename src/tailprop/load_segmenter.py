@@ -1,14 +1,12 @@
 """A trained segmenter, its classes, and how it looks at pictures."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tailprop.config import build
-from tailprop.load import read_notes
-from tailprop.runs import read_config
+from tailprop.runs import read_notes, read_settings
 from tailprop.segmenter import Segmenter, create_segmenter
 from tailprop.sliding import label_picture
 from tailprop.tasks.classify import weights_file
@@ -34,9 +32,9 @@ class LoadedSegmenter:
 
 
 def load_segmenter(where: str) -> LoadedSegmenter:
-    """Load a segmenter from its run folder, or from a file of weights in it."""
-    path, weights = Path(where), weights_file(where)
-    config = build(SegmentConfig, read_config(path if path.is_dir() else path.parent))
+    """Load a segmenter from its run folder, or from exported weights."""
+    weights = weights_file(where)
+    config = build(SegmentConfig, read_settings(where))
     notes = read_notes(weights)
     if "first_label" not in notes:
         raise ValueError(f"{weights} has no model.safetensors beside it that names its classes; the run was not finished")

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError, safe_open
 
 from tailprop import checkpoint
 from tailprop.config import config_hash
 
-__all__ = ["RunFolder", "comparable", "read_config", "task_of"]
+__all__ = ["RunFolder", "comparable", "find_settings", "portable", "read_config", "read_notes", "read_settings", "task_of"]
 
 _DRAWN = ("learning.png", "confusion.png", "operator.png", "pictures.jpg", "restored.png", "detections.json")
 # what a resumed run may change, as it changes nothing that is learned
@@ -129,13 +130,49 @@ def read_config(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def find_settings(where: str | Path) -> dict[str, Any] | None:
+    """The settings behind a run folder or a file of weights: those of the run around it, or what exported weights carry."""
+    path = Path(where)
+    folder = path if path.is_dir() else path.parent
+    if (folder / "config.yaml").is_file():
+        return read_config(folder)
+    carried = read_notes(path).get("settings") if path.is_file() and path.suffix == ".safetensors" else None
+    return None if carried is None else json.loads(carried)
+
+
+def read_settings(where: str | Path) -> dict[str, Any]:
+    """The same, where they are needed."""
+    settings = find_settings(where)
+    if settings is None:
+        raise ValueError(f"{where} is neither in a run folder with a config.yaml nor weights that carry their settings")
+    return settings
+
+
+def read_notes(weights: Path) -> dict[str, str]:
+    """What exported weights say of themselves; those of a .pt file are found in the export beside it."""
+    if weights.suffix != ".safetensors":
+        sibling = weights.with_name("model.safetensors")
+        return read_notes(sibling) if sibling.is_file() else {}
+    try:
+        with safe_open(weights, framework="pt") as file:
+            return file.metadata() or {}
+    except SafetensorError:
+        raise ValueError(f"{weights} is not a file of safetensors, or is damaged") from None
+
+
 def task_of(where: str) -> str | None:
-    """The task of a run folder, or of a checkpoint in one; none where there is no run."""
-    folder = Path(where) if Path(where).is_dir() else Path(where).parent
-    is_weights = Path(where).is_file() and Path(where).suffix in (".pt", ".safetensors")
-    if where.startswith("-") or not (Path(where).is_dir() or is_weights) or not (folder / "config.yaml").is_file():
+    """The task of a run folder or of a file of weights; none where nobody says."""
+    path = Path(where)
+    is_weights = path.is_file() and path.suffix in (".pt", ".safetensors")
+    if where.startswith("-") or not (path.is_dir() or is_weights) or (settings := find_settings(path)) is None:
         return None
-    return str(read_config(folder).get("task", "classify"))
+    return str(settings.get("task", "classify"))
+
+
+def portable(settings: dict[str, Any]) -> dict[str, Any]:
+    """What weights carry with them: all but what belongs to one machine, its folders and how it ran."""
+    data = {name: value for name, value in settings["data"].items() if name not in ("root", "train", "test", "cache")}
+    return {k: v for k, v in settings.items() if k != "run"} | {"data": data, "model": settings["model"] | {"init": None}}
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:

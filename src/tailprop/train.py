@@ -5,6 +5,7 @@ resumed ends with the same weights, bit for bit, as one that was left alone (on 
 own kernels need not repeat themselves).
 """
 
+import json
 import math
 import signal
 import sys
@@ -27,7 +28,7 @@ from tailprop.learner import Learner, autocast
 from tailprop.optim import build_schedule
 from tailprop.progress import Bar
 from tailprop.provenance import provenance
-from tailprop.runs import RunFolder, comparable
+from tailprop.runs import RunFolder, comparable, portable
 from tailprop.signals import Interrupted, stop_signals
 
 __all__ = ["Task", "Trainer"]
@@ -292,8 +293,12 @@ class Trainer:
             "split_hash": self.description["split_hash"],
         }
         if is_best:
-            checkpoint.save_weights(self.folder.weights, self.learner.evaluated, self.task.metadata())
+            checkpoint.save_weights(self.folder.weights, self.learner.evaluated, self._notes())
         checkpoint.save(self.folder.last, payload, also=self.folder.best if is_best else None)
+
+    def _notes(self) -> dict[str, str]:
+        """What the exported weights say of themselves: enough to be used far from this run."""
+        return self.task.metadata() | {"settings": json.dumps(portable(self.settings))}
 
     def _restore(self, payload: dict[str, Any]) -> None:
         if payload["steps_per_epoch"] != self.task.order.steps:  # position and learning rate are counted in steps

@@ -48,7 +48,7 @@ class EvalDetect:
     """Measure a detector."""
 
     checkpoint: tyro.conf.Positional[str]
-    """A run folder, or a file of weights in it."""
+    """A run folder, or a file of exported weights."""
     split: Literal["validation", "train"] = "validation"
     """Which pictures."""
     data: DetectDataChoice = field(default_factory=DetectDataChoice)

@@ -51,7 +51,7 @@ class EvalRestore:
     """Measure a restoration network."""
 
     checkpoint: tyro.conf.Positional[str]
-    """A run folder, or a file of weights in one."""
+    """A run folder, or a file of exported weights."""
     data: TestChoice = field(default_factory=TestChoice)
     tile_px: int | None = None
     """Restore in tiles of this side; none = whole pictures, as in the protocol."""

@@ -86,7 +86,7 @@ class EvalSegment:
     """Measure a segmenter."""
 
     checkpoint: tyro.conf.Positional[str]
-    """A run folder, or a file of weights in it."""
+    """A run folder, or a file of exported weights."""
     split: Literal["validation", "train"] = "validation"
     """Which pictures."""
     data: SegmentDataChoice = field(default_factory=SegmentDataChoice)

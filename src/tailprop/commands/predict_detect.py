@@ -33,7 +33,7 @@ class PredictDetect:
     """Find objects in pictures."""
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run folder, or a file of weights in it."""
+    """A run folder, or a file of exported weights."""
     pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
     """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
     out: Path = Path("detections")

@@ -32,7 +32,7 @@ class PredictRestore:
     """Restore pictures."""
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run folder, or a file of weights in one."""
+    """A run folder, or a file of exported weights."""
     pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
     """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
     out: Path = Path("restored")
