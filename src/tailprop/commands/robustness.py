@@ -5,7 +5,6 @@ ImageNet-Sketch (Wang et al., 2019) has ImageNet's 1000 classes, ImageNet-A (Hen
 top-1, not the published mCE, which is relative to AlexNet and includes frost (see `tailprop.data.corruptions`).
 """
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -29,6 +28,7 @@ from tailprop.distributed import World, join, leave
 from tailprop.evaluate import Accuracy
 from tailprop.load import Classifier, load_classifier
 from tailprop.provenance import provenance
+from tailprop.studies.measuring import write_rows
 
 __all__ = ["Robustness", "Row", "imagenet_a_indices", "imagenet_indices", "measure", "run"]
 
@@ -125,7 +125,7 @@ def run(options: Robustness) -> None:
         if world.is_first:
             _say(rows, classifier.name, options.levels)
             if options.out is not None:
-                _write(options.out, rows, _origin(options, classifier, world))
+                write_rows(options.out, map(asdict, rows), _origin(options, classifier, world))
     finally:
         leave()
 
@@ -301,11 +301,3 @@ def _origin(options: Robustness, classifier: Classifier, world: World) -> dict[s
     size_px = options.data.size_px or classifier.data.size_px
     about = dict(model=classifier.name, checkpoint=options.checkpoint, size_px=str(size_px))
     return about | dict(batch=str(options.batch), precision=options.precision) | provenance(world.device.type)
-
-
-def _write(path: Path, rows: Sequence[Row], origin: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=[*asdict(rows[0]), *origin])
-        writer.writeheader()
-        writer.writerows(asdict(row) | origin for row in rows)
