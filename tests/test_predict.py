@@ -26,7 +26,15 @@ from tailprop.commands import predict
 from tailprop.commands.predict import Guess, Predict, Prediction
 from tailprop.data.classify import eval_transform
 from tailprop.data.loading import Broken
-from tailprop.data.pictures import is_picture, list_pictures, printable, read_ahead, read_picture, refuse_own_pictures
+from tailprop.data.pictures import (
+    is_picture,
+    list_pictures,
+    printable,
+    read_ahead,
+    read_picture,
+    refuse_what_is_there,
+    unique_paths,
+)
 from tailprop.load import load_classifier
 
 CLASSES = ("tench", "great white", "a, b", '[red]"x"[/red]', "naïve :cat:", "dog", "six")
@@ -484,6 +492,18 @@ def test_small_helpers() -> None:
 def test_answers_take_the_place_of_no_picture(tmp_path: Path) -> None:
     photo = tmp_path / "photo.jpg"
     photo.write_bytes(b"")
-    refuse_own_pictures([photo], [tmp_path / "drawn" / "photo.jpg"])
-    with pytest.raises(ValueError, match="would be written over"):
-        refuse_own_pictures([photo], [tmp_path / "drawn" / ".." / "photo.jpg"])
+    other = tmp_path / "other.jpg"
+    other.write_bytes(b"")
+    refuse_what_is_there([photo], [tmp_path / "drawn" / "photo.jpg"], overwrite=False)
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="would be written over"):
+            refuse_what_is_there([photo], [tmp_path / "drawn" / ".." / "photo.jpg"], overwrite)
+    with pytest.raises(ValueError, match=r"other\.jpg exists; .* --overwrite"):
+        refuse_what_is_there([photo], [other], overwrite=False)
+    refuse_what_is_there([photo], [other], overwrite=True)
+
+
+def test_answers_have_places_of_their_own() -> None:
+    pictures = [Path(name) for name in ("a.jpg", "a.png", "a.png.jpg", "a_2.jpg", "sub/a.jpg")]
+    answers = unique_paths(pictures)
+    assert [str(path) for path in answers] == ["a", "a_2", "a.png", "a_2_2", "sub/a"]

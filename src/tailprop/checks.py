@@ -1,8 +1,16 @@
 """Refusals that say what is wrong and how to mend it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-__all__ = ["check_at_least", "check_between", "check_choice", "check_model"]
+__all__ = [
+    "check_at_least",
+    "check_between",
+    "check_choice",
+    "check_model",
+    "check_output_file",
+    "check_output_folder",
+]
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -18,6 +26,23 @@ def check_at_least(name: str, value: float, least: float) -> None:
 def check_between(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise ValueError(f"{name} lies between {least} and {most}, got {value}")
+
+
+def check_output_file(option: str, path: Path | None) -> None:
+    """Before long work: a file that cannot be written where it is wanted."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder; name a file")
+    if (at := next((parent for parent in path.parents if parent.exists()), None)) is not None and not at.is_dir():
+        raise ValueError(f"{option} {path} cannot be written: {at} is a file")
+
+
+def check_output_folder(option: str, path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{option} {path} is a file; name a folder")
+    if (at := next((parent for parent in path.parents if parent.exists()), None)) is not None and not at.is_dir():
+        raise ValueError(f"{option} {path} cannot be made: {at} is a file")
 
 
 def check_model(name: str) -> None:

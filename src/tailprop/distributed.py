@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tailprop.checks import check_at_least
+
 __all__ = [
     "World",
     "agree_on_name",
@@ -41,6 +43,7 @@ class World:
 
 def join(device: str = "auto", threads: int = 0) -> World:
     """Read torchrun's environment and meet the other processes; alone, there is nobody to meet."""
+    check_at_least("threads", threads, 0)
     if threads:
         torch.set_num_threads(threads)
     rank, size, local = (int(os.environ.get(name, default)) for name, default in _VARIABLES)

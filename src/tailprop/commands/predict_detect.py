@@ -16,10 +16,10 @@ from rich.progress import track
 from rich.table import Table
 
 from tailprop.checkpoint import write_atomically
-from tailprop.checks import check_between
+from tailprop.checks import check_between, check_output_folder
 from tailprop.coco_scores import to_results
 from tailprop.data.loading import Broken, to_device
-from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_own_pictures, unique_stems
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
 from tailprop.distributed import join, leave
 from tailprop.drawing import draw_objects, objects_of
 from tailprop.learner import autocast
@@ -48,11 +48,12 @@ class PredictDetect:
     """Where to run."""
     on_broken: Literal["skip", "stop"] = "skip"
     """A picture that cannot be read: name it on standard error and go on, or stop."""
+    overwrite: bool = False
+    """Write over files that are in the folder already; they may be somebody's work."""
 
     def check(self) -> None:
         check_between("score", self.score, 0, 1)
-        if self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"--out {self.out} is a file; name a folder")
+        check_output_folder("--out", self.out)
 
 
 def run(options: PredictDetect) -> None:
@@ -64,7 +65,8 @@ def run(options: PredictDetect) -> None:
             detector = load_detector(options.checkpoint, options.short_px)
             detector.model.to(world.device)
             options.out.mkdir(parents=True, exist_ok=True)
-            refuse_own_pictures(paths, [options.out / f"{stem}.jpg" for stem in unique_stems(paths)])
+            drawn = [options.out / f"{stem}.jpg" for stem in unique_stems(paths)]
+            refuse_what_is_there(paths, [*drawn, options.out / "detections.json"], options.overwrite)
             with quiet_pillow(), autocast(world.device, options.precision):
                 content = _look_at_all(options, detector, paths, world.device)
             write_atomically(options.out / "detections.json", lambda part: part.write_text(json.dumps(content)))

@@ -14,10 +14,10 @@ from rich.progress import track
 from rich.text import Text
 from torch import Tensor
 
-from tailprop.checks import check_at_least
+from tailprop.checks import check_at_least, check_output_folder
 from tailprop.data.degrade import to_unit
 from tailprop.data.loading import Broken
-from tailprop.data.pictures import list_pictures, printable, quiet_pillow, refuse_own_pictures
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow, refuse_what_is_there, unique_paths
 from tailprop.data.raster import Pixels, peak, try_pixels, write_pixels
 from tailprop.distributed import join, leave
 from tailprop.load_restorer import Restorer, load_restorer
@@ -51,6 +51,8 @@ class PredictRestore:
     """CPU threads; 0 = PyTorch's choice."""
     on_broken: Literal["skip", "stop"] = "skip"
     """A picture that cannot be read: name it on standard error and go on, or stop."""
+    overwrite: bool = False
+    """Write over files that are in the folder already; they may be somebody's work."""
 
     def check(self) -> None:
         check_at_least("whole_px", self.whole_px, 0)
@@ -58,8 +60,7 @@ class PredictRestore:
         check_at_least("overlap_px", self.overlap_px, 0)
         if self.overlap_px > self.tile_px // 2:
             raise ValueError(f"tiles of {self.tile_px} px may share at most half of it, got --overlap-px {self.overlap_px}")
-        if self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"--out {self.out} is a file; name a folder")
+        check_output_folder("--out", self.out)
 
 
 def run(options: PredictRestore) -> None:
@@ -69,6 +70,7 @@ def run(options: PredictRestore) -> None:
         if world.is_first:  # under torchrun one process answers, once
             paths = list_pictures(options.pictures)
             targets = _targets(paths, options.out)
+            refuse_what_is_there(paths, targets, options.overwrite)
             restorer = load_restorer(options.checkpoint)
             restorer.model.to(world.device)
             _restore_all(options, restorer, paths, targets, world.device)
@@ -134,13 +136,8 @@ def restore_pixels(
 
 
 def _targets(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Where each picture goes: under its own name below the folder they all share, two of one name told apart by suffix."""
+    """Where each picture goes: under its own name below the folder they all share, two of one name told apart by a number."""
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 - links keep their names
     shared = Path(os.path.commonpath([path.parent for path in absolute]))
-    plain = [(out / path.relative_to(shared)).with_suffix("") for path in absolute]
-    targets = []
-    for path, stem in zip(absolute, plain, strict=True):
-        name = f"{stem.name}.png" if plain.count(stem) == 1 else f"{path.name}.png"
-        targets.append(stem.with_name(name))
-    refuse_own_pictures(paths, targets)
-    return targets
+    below = [out / path.relative_to(shared) for path in absolute]
+    return [path.with_name(f"{path.name}.png") for path in unique_paths(below)]

@@ -14,9 +14,10 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from tailprop.checks import check_output_folder
 from tailprop.commands.eval_segment import InferenceChoice
 from tailprop.data.loading import Broken, to_device
-from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_own_pictures, unique_stems
+from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
 from tailprop.distributed import join, leave
 from tailprop.labelmaps import draw_labels, save_labels, with_legend
 from tailprop.learner import autocast
@@ -46,11 +47,10 @@ class PredictSegment:
     on_broken: Literal["skip", "stop"] = "skip"
     """A picture that cannot be read: name it on standard error and go on, or stop."""
     overwrite: bool = False
-    """Write over label maps that are in the folder already; they may be somebody's work."""
+    """Write over files that are in the folder already; they may be somebody's work."""
 
     def check(self) -> None:
-        if self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"--out {self.out} is a file; name a folder")
+        check_output_folder("--out", self.out)
 
 
 def run(options: PredictSegment) -> None:
@@ -63,7 +63,7 @@ def run(options: PredictSegment) -> None:
             config = replace(segmenter.config, inference=options.inference.over(segmenter.config.inference))
             segmenter = replace(segmenter, config=config, model=segmenter.model.to(world.device))
             options.out.mkdir(parents=True, exist_ok=True)
-            _refuse_what_is_there(options, paths, _list(segmenter))
+            _guard(options, paths, _list(segmenter))
             with quiet_pillow(), autocast(world.device, options.precision):
                 table = _look_at_all(options, segmenter, paths, world.device)
             _say(options, table, segmenter)
@@ -71,16 +71,12 @@ def run(options: PredictSegment) -> None:
         leave()
 
 
-def _refuse_what_is_there(options: PredictSegment, paths: Sequence[Path], classes: str) -> None:
+def _guard(options: PredictSegment, paths: Sequence[Path], classes: str) -> None:
     """Label maps in the folder may be the ones that were drawn by hand."""
     stems, names = unique_stems(paths), options.out / "classes.txt"
     maps = [options.out / f"{stem}.png" for stem in stems]
-    refuse_own_pictures(paths, [*maps, *(options.out / f"{stem}_overlay.jpg" for stem in stems)])
-    there = [path for path in maps if path.exists()]
-    if names.exists() and names.read_text(errors="replace") != classes:
-        there.append(names)
-    if there and not options.overwrite:
-        raise ValueError(f"{there[0]} exists; choose another --out, or give --overwrite to write over what is there")
+    lists = [names] if names.exists() and names.read_text(errors="replace") != classes else []
+    refuse_what_is_there(paths, [*maps, *(options.out / f"{stem}_overlay.jpg" for stem in stems), *lists], options.overwrite)
 
 
 def _list(segmenter: LoadedSegmenter) -> str:

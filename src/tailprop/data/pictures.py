@@ -27,7 +27,8 @@ __all__ = [
     "quiet_pillow",
     "read_ahead",
     "read_picture",
-    "refuse_own_pictures",
+    "refuse_what_is_there",
+    "unique_paths",
     "unique_stems",
 ]
 
@@ -83,16 +84,21 @@ def _refuse(error: OSError) -> None:
     raise error  # os.walk would leave out a folder it may not read, and nobody would know
 
 
-def unique_stems(paths: Sequence[Path]) -> list[str]:
-    """A name for what is written of each picture: its own without suffix, with a number where it is taken."""
-    names: dict[str, None] = {}  # in order, and quick to look up
+def unique_paths(paths: Sequence[Path]) -> list[Path]:
+    """Paths without their suffixes for what is written of each picture, with a number where one is taken."""
+    found: dict[Path, None] = {}  # in order, and quick to look up
     for path in paths:
-        name, count = path.stem, 1
-        while name in names:
+        candidate, count = path.with_suffix(""), 1
+        while candidate in found:
             count += 1
-            name = f"{path.stem}_{count}"
-        names[name] = None
-    return list(names)
+            candidate = path.with_name(f"{path.stem}_{count}")
+        found[candidate] = None
+    return list(found)
+
+
+def unique_stems(paths: Sequence[Path]) -> list[str]:
+    """The same in one folder, wherever the pictures are."""
+    return [path.name for path in unique_paths([Path(path.name) for path in paths])]
 
 
 def is_picture(path: Path) -> bool:
@@ -100,12 +106,14 @@ def is_picture(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def refuse_own_pictures(paths: Sequence[Path], answers: Sequence[Path]) -> None:
-    """What is made of pictures must not take the place of any of them."""
+def refuse_what_is_there(paths: Sequence[Path], answers: Sequence[Path], overwrite: bool) -> None:
+    """What is made of pictures never takes the place of one of them, nor, unless told, of any other file."""
     pictures = {path.resolve() for path in paths}
     for answer in answers:
         if answer.resolve() in pictures:
             raise ValueError(f"{answer} is one of the pictures and would be written over; choose another --out")
+        if answer.exists() and not overwrite:
+            raise ValueError(f"{answer} exists; choose another --out, or give --overwrite to write over what is there")
 
 
 def read_picture(path: Path, mode: str) -> Image.Image | Broken:
