@@ -12,9 +12,10 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 import tailprop_cli
-from tailprop.data.scenes import ensure_coco, write_ade20k, write_coco, write_parquet
+from tailprop.data import scenes
+from tailprop.data.scenes import ensure_ade20k, ensure_coco, write_ade20k, write_coco, write_parquet, write_scenes
 from tailprop.data.sources import Parquet
-from tailprop.data.synthetic import LEAST_VISIBLE, SHAPES, SceneConfig, make_scene
+from tailprop.data.synthetic import LEAST_VISIBLE, SHAPES, Scene, SceneConfig, make_scene
 
 SMALL = SceneConfig(size_px=64, crowd=0.5, seed=3)
 
@@ -110,3 +111,43 @@ def test_scenes_are_made_once(tmp_path: Path) -> None:
     assert (tmp_path / "s" / "annotations" / "instances_train2017.json").stat().st_mtime_ns == made
     with pytest.raises(ValueError, match="made with other settings"):
         ensure_coco(tmp_path / "s", SMALL, 3, 1)
+
+
+def test_scenes_are_never_written_over_something_else(tmp_path: Path) -> None:
+    theirs = tmp_path / "annotations" / "instances_train2017.json"
+    theirs.parent.mkdir()
+    theirs.write_text("years of work")
+    with pytest.raises(ValueError, match=r"holds no generated scenes; to read what is there change --data.source"):
+        ensure_coco(tmp_path, SMALL, 2, 1)
+    with pytest.raises(ValueError, match="holds no generated scenes"):
+        write_scenes(tmp_path, "coco", SMALL, 2, 1)
+    assert theirs.read_text() == "years of work"
+    (tmp_path / "scenes.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"scenes.json is damaged"):
+        ensure_coco(tmp_path, SMALL, 2, 1)
+
+
+def test_scenes_that_were_interrupted_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(config: SceneConfig, index: int) -> Scene:
+        if index == 2:
+            raise KeyboardInterrupt
+        return make_scene(config, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scenes, "make_scene", stop)
+        with pytest.raises(KeyboardInterrupt):
+            ensure_coco(tmp_path / "s", SMALL, 2, 1)
+    with pytest.raises(ValueError, match="made with other settings"):
+        ensure_coco(tmp_path / "s", SMALL, 3, 1)
+    ensure_coco(tmp_path / "s", SMALL, 2, 1)
+    assert (tmp_path / "s" / "annotations" / "instances_val2017.json").is_file()
+
+
+def test_scenes_of_the_command_are_taken_for_training(tmp_path: Path) -> None:
+    args = ["scenes", str(tmp_path / "s"), "--count", "2", "--val", "1", "--size-px", "48"]
+    assert tailprop_cli.main(args) == 0
+    made = (tmp_path / "s" / "annotations" / "instances_train2017.json").stat().st_mtime_ns
+    ensure_coco(tmp_path / "s", SceneConfig(size_px=48), 2, 1)
+    assert (tmp_path / "s" / "annotations" / "instances_train2017.json").stat().st_mtime_ns == made
+    with pytest.raises(ValueError, match="made with other settings"):
+        ensure_ade20k(tmp_path / "s", SceneConfig(size_px=48), 2, 1)

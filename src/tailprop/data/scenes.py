@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from PIL import Image
 
+from tailprop.checkpoint import write_atomically
 from tailprop.data.synthetic import SHAPES, Scene, SceneConfig, make_scene
 
 __all__ = [
@@ -31,13 +32,44 @@ __all__ = [
 FORMATS: Final = ("coco", "ade20k", "parquet")
 SHARD: Final = 1000  # pictures in a parquet shard
 QUALITY: Final = 92  # of the JPEGs
+Style = Literal["coco", "ade20k", "parquet"]
 Writer = Callable[[Path, SceneConfig, int, int], None]
 
 
-def write_scenes(out: Path, style: Literal["coco", "ade20k", "parquet"], config: SceneConfig, train: int, val: int) -> None:
-    """Write `train` scenes and the `val` scenes after them."""
+def write_scenes(out: Path, style: Style, config: SceneConfig, train: int, val: int) -> None:
+    """Write `train` scenes and the `val` scenes after them, with a note of how they were made.
+
+    Only a folder that is new, empty or holds the same scenes is written to: pictures and annotations of a real dataset have
+    the same names. The note is there from the beginning, so that what was interrupted can go on.
+    """
     config.check()
-    {"coco": write_coco, "ade20k": write_ade20k, "parquet": write_parquet}[style](out, config, train, val)
+    note, wanted = out / "scenes.json", _describe(style, config, train, val)
+    _refuse_others(out, _read_note(note), wanted)
+    out.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(wanted | {"begun": True}))
+    _WRITERS[style](out, config, train, val)
+    write_atomically(note, lambda part: part.write_text(json.dumps(wanted)))
+
+
+def _refuse_others(out: Path, known: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
+    if known is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} holds no generated scenes; to read what is there change --data.source, else --data.root")
+    if known is not None and {**known, "begun": True} != {**wanted, "begun": True}:
+        raise ValueError(f"{out} holds scenes made with other settings; remove it or change --data.root")
+
+
+def _read_note(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} is damaged; remove the folder, and the scenes are made anew") from None
+
+
+def _describe(style: Style, config: SceneConfig, train: int, val: int) -> dict[str, Any]:
+    described = dict(asdict(config), train=train, val=val, **({} if style == "coco" else {"format": style}))
+    return json.loads(json.dumps(described))  # as it is read again
 
 
 def _scenes(config: SceneConfig, first: int, count: int) -> Iterator[tuple[int, Scene]]:
@@ -53,24 +85,21 @@ def write_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
 
 
 def ensure_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
-    """Write the scenes unless they are there; other ones in their place are refused."""
-    _ensure(out, write_coco, config, train, val, {})
+    """Write the scenes unless they are there; anything else in their place is refused."""
+    _ensure(out, "coco", config, train, val)
 
 
 def ensure_ade20k(out: Path, config: SceneConfig, train: int, val: int) -> None:
     """The same with a class for every pixel."""
-    _ensure(out, write_ade20k, config, train, val, {"format": "ade20k"})
+    _ensure(out, "ade20k", config, train, val)
 
 
-def _ensure(out: Path, write: Writer, config: SceneConfig, train: int, val: int, more: dict[str, str]) -> None:
-    note, wanted = out / "scenes.json", dict(asdict(config), train=train, val=val, **more)
-    if note.is_file():
-        if json.loads(note.read_text()) != json.loads(json.dumps(wanted)):
-            raise ValueError(f"{out} holds scenes made with other settings; remove it or change --data.root")
+def _ensure(out: Path, style: Style, config: SceneConfig, train: int, val: int) -> None:
+    if _read_note(out / "scenes.json") == _describe(style, config, train, val):
         return
+    _refuse_others(out, _read_note(out / "scenes.json"), _describe(style, config, train, val))
     print(f"generating {train + val} scenes in {out}", flush=True)
-    write(out, config, train, val)
-    note.write_text(json.dumps(wanted))  # last: with it there, the folder is whole
+    write_scenes(out, style, config, train, val)
 
 
 def _coco_split(folder: Path, config: SceneConfig, first: int, count: int) -> dict[str, Any]:
@@ -153,3 +182,6 @@ def _main_label(scene: Scene) -> int:
     if not scene.instances:
         raise ValueError("a scene without shapes has no label; parquet needs scenes.objects of at least 1")
     return max(scene.instances, key=lambda i: (not i.is_crowd, i.mask.sum())).label
+
+
+_WRITERS: Final[dict[str, Writer]] = {"coco": write_coco, "ade20k": write_ade20k, "parquet": write_parquet}

@@ -6,6 +6,8 @@ are interleaved and the best of each counts, as in `tailprop bench`; memory is t
 
 import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -113,21 +115,16 @@ def _step(model: Detector, picture: Tensor) -> Callable[[], object]:
 
 def _memory(name: str, options: BenchDetect) -> float:
     """The most memory a fresh process uses for one picture, in GB; a GPU's own on CUDA."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=_use_memory, args=(name, options, queue))
-    process.start()
-    used: float = queue.get()
-    process.join()
-    return used
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(_use_memory, name, options).result()
+        except BrokenProcessPool:
+            raise ValueError(f"the process that measures {name} died, perhaps for want of memory; use --no-memory") from None
 
 
-def _use_memory(name: str, options: BenchDetect, queue: "multiprocessing.Queue[float]") -> None:
+def _use_memory(name: str, options: BenchDetect) -> float:
     torch.set_num_threads(options.threads)
     model = build(name, options).to(options.device)
     with torch.inference_mode():
         model([_picture(options)])
-    if options.device == "cuda":
-        queue.put(torch.cuda.max_memory_allocated() / 1e9)
-    else:
-        queue.put(peak_bytes() / 1e9)
+    return (torch.cuda.max_memory_allocated() if options.device == "cuda" else peak_bytes()) / 1e9
