@@ -14,7 +14,7 @@ from torchvision import tv_tensors
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms import v2
 
-from tailprop.data.coco import decode_masks, read_coco
+from tailprop.data.coco import decode_counts, decode_masks, read_coco
 from tailprop.data.detect import (
     Augment,
     DetectAugmentConfig,
@@ -62,6 +62,21 @@ def write_set(root: Path, annotations: list[dict[str, Any]], **content: Any) -> 
         (dict(segmentation=None), "it has no segmentation"),
         (dict(segmentation=dict(size=[9, 9], counts=[81])), "its run lengths are for [9, 9], the picture is [40, 60]"),
         (dict(segmentation=dict(size=[40, 60], counts=[81])), "do not add up"),
+        (dict(segmentation=dict(size=[40, 60], counts=[1e3, 1400])), "do not add up"),
+        (dict(segmentation=dict(size=[40, 60], counts=[-100, 2500])), "do not add up"),
+        (dict(segmentation=dict(size=[40, 60], counts="")), "do not add up"),
+        (dict(segmentation=dict(size=[40, 60], counts="1")), "do not add up"),
+        (dict(segmentation=dict(size=[40, 60], counts="zzzzzz")), "its run lengths are damaged: zzzzzz"),
+        (dict(segmentation=dict(size=[40, 60], counts="PP")), "its run lengths are damaged: PP"),  # cut short
+        (dict(segmentation=dict(size=[40, 60])), "its run lengths are missing"),
+        (dict(segmentation=dict(size=[40.0, 60.0], counts=[2400])), "its run lengths are for [40.0, 60.0]"),
+        (dict(segmentation=[[0.0, 0, 3e8, 0, 3e8, 3e8]]), "its polygon is broken"),
+        (dict(segmentation=[[0.0, 0, 1e12, 5, 0, 9]]), "its polygon is broken"),
+        (dict(segmentation=[[0, 0, 10**400, 5, 0, 9]]), "its polygon is broken"),
+        (dict(category_id="seven"), "its category seven is unknown"),
+        (dict(category_id=None), "its category None is unknown"),
+        (dict(image_id=[0]), "its image [0] is not in the file"),
+        (dict(iscrowd=None), "its iscrowd is None, not 0 or 1"),
         (dict(category_id=7), "its category 7 is unknown; the file has 3 others"),
         (dict(image_id=5), "its image 5 is not in the file"),
         (dict(bbox=[1, 2, 3]), "its box is [1, 2, 3], not x, y, width, height"),
@@ -90,6 +105,75 @@ def test_a_damaged_file(text: str, message: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_coco(path, tmp_path / "pictures")
+
+
+@pytest.mark.parametrize(
+    ("categories", "message"),
+    [
+        ([7], "category number 0: its id is None, not a whole number"),
+        ([dict(id="seven", name="a")], "category number 0: its id is seven, not a whole number"),
+        ([dict(id=None, name="a")], "category number 0: its id is None, not a whole number"),
+        ([dict(id=1, name=None)], "category 1: its name is None, not a line of text"),
+        ([dict(id=1, name="a\nb")], r"category 1: its name is 'a\\nb', not a line of text"),
+        ([dict(id=1, name="a"), dict(id=1, name="b")], "has two categories with the id 1"),
+        ([dict(id=1, name="a"), dict(id=2, name="a")], "has two categories with the name 'a'"),
+    ],
+)
+def test_damaged_categories(categories: list[Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_coco(write_set(tmp_path, [], categories=categories), tmp_path / "pictures")
+
+
+@pytest.mark.parametrize(
+    ("entry", "named", "reason"),
+    [
+        ("b.jpg", "image number 1", "lacks id, file_name, width or height"),
+        (dict(id=2, file_name=7, width=60, height=40), "7", "its file_name is 7, not text"),
+        (dict(id=2, file_name="b.jpg", width="60", height=40), "b.jpg", "its size is given as 60x40"),
+        (dict(id=2, file_name="b.jpg", width=60, height=None), "b.jpg", "lacks id, file_name, width or height"),
+        (dict(id=2, file_name="b.jpg", width=10**9, height=40), "b.jpg", "its size is given as 1000000000x40"),
+        (dict(id="p0", file_name="b.jpg", width=60, height=40), "b.jpg", "its id is 'p0', not a whole number"),
+        (dict(id=1, file_name="b.jpg", width=60, height=40), "b.jpg", "its id 1 is that of a.jpg too"),
+    ],
+)
+def test_a_damaged_image_entry_is_named_once(entry: Any, named: str, reason: str, tmp_path: Path) -> None:
+    images = [dict(id=1, file_name="a.jpg", width=60, height=40), entry]
+    found = read_coco(write_set(tmp_path, [annotation(1), annotation(2)], images=images), tmp_path / "pictures")
+    (broken,) = found.broken
+    assert broken.name == str(tmp_path / "pictures" / named)
+    assert reason in broken.reason
+    assert [image.id for image in found.images] == [1]
+    assert len(found.images[0].objects) == 2
+
+
+def test_annotations_of_a_damaged_image_entry_are_not_named_too(tmp_path: Path) -> None:
+    images = [dict(id=1, file_name="a.jpg", width=60, height=40), dict(id=2, file_name="b.jpg", width=0, height=40)]
+    path = write_set(tmp_path, [annotation(1), annotation(2, image_id=2)], images=images)
+    assert [item.reason for item in read_coco(path, tmp_path / "pictures").broken] == ["its size is given as 0x40"]
+
+
+def test_an_annotation_that_is_a_list(tmp_path: Path) -> None:
+    images = [dict(id=1, file_name="a.jpg", width=60, height=40)]
+    broken: list[Any] = [[1, 2], annotation(1)]
+    found = read_coco(write_set(tmp_path, broken, images=images), tmp_path / "pictures")
+    assert [str(item) for item in found.broken] == ["some.json, annotation number 0: it is [1, 2], not an entry with names"]
+
+
+def test_compressed_run_lengths_are_read_as_pycocotools_writes_them() -> None:
+    generator = np.random.default_rng(0)
+    for density in (0.0, 0.01, 0.5, 0.99, 1.0):
+        mask = generator.random((70, 90)) < density
+        changes = np.flatnonzero(np.diff(mask.T.ravel())) + 1
+        lengths = np.diff([0, *changes, mask.size]).tolist()
+        assert decode_counts(encode_mask(mask)["counts"]) == ([0, *lengths] if mask[0, 0] else lengths)
+
+
+def test_the_truth_is_numbered_anew_and_has_areas(tmp_path: Path) -> None:
+    crowd = annotation(5, iscrowd=1, segmentation=dict(size=[40, 60], counts=[2300, 100]), area=None)
+    objects = [annotation(0), annotation(0, area=7), {k: v for k, v in annotation(5).items() if k != "area"}, crowd]
+    found = read_coco(write_set(tmp_path, objects), tmp_path / "pictures").ground_truth()["annotations"]
+    assert [a["id"] for a in found] == [1, 2, 3, 4]
+    assert [a["area"] for a in found] == [400, 7, 400, 100]
 
 
 def test_crowds_and_boxes_without_extent_are_not_learned_but_count_in_evaluation(tmp_path: Path) -> None:
