@@ -29,6 +29,7 @@ from tailprop.data.detect import (
 from tailprop.data.loading import Broken, Key
 from tailprop.data.scenes import encode_mask, write_coco
 from tailprop.data.synthetic import SceneConfig
+from tailprop.detector import Sizes
 from tailprop.distributed import World
 
 CPU = torch.device("cpu")
@@ -269,16 +270,25 @@ def test_mirror_and_resize_are_torchvisions() -> None:
     assert torch.equal(ours["masks"], theirs["masks"])
 
 
-@pytest.mark.parametrize("size", [(50, 70), (480, 640), (333, 500), (100, 900), (427, 640)])
+@pytest.mark.parametrize("size", [(50, 70), (480, 640), (333, 500), (100, 900), (427, 640), (97, 97), (1, 200)])
 def test_training_resizes_as_the_detector_does_in_evaluation(size: tuple[int, int]) -> None:
     image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
-    inside = GeneralizedRCNNTransform(80, 133, [0.0] * 3, [1.0] * 3, size_divisible=1).eval()
+    inside = Sizes(80, 133, [0.0] * 3, [1.0] * 3, size_divisible=1).eval()
     theirs = inside([image / 255])[0].tensors[0]
     empty = dict(boxes=torch.zeros(0, 4), masks=torch.zeros(0, *size, dtype=torch.uint8), labels=torch.zeros(0))
     ours, target = resize(image, empty, 80, 133)
     assert ours.shape == theirs.shape
     assert target["masks"].shape == (0, *theirs.shape[1:])
     assert (ours / 255 - theirs).abs().max() <= 0.5 / 255 + 1e-6
+    assert min(ours.shape[1:]) == 80 or max(ours.shape[1:]) == 133  # to the pixel
+
+
+def test_the_detector_resizes_as_torchvisions_does() -> None:
+    picture = torch.rand(3, 48, 64)
+    settings: dict[str, Any] = dict(image_mean=[0.4] * 3, image_std=[0.2] * 3)
+    ours, theirs = (kind(96, 160, **settings).eval()([picture])[0] for kind in (Sizes, GeneralizedRCNNTransform))
+    assert ours.image_sizes == theirs.image_sizes == [(96, 128)]
+    assert torch.equal(ours.tensors, theirs.tensors)
 
 
 def test_a_cut_keeps_what_can_be_seen() -> None:

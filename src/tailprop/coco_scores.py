@@ -21,14 +21,16 @@ KINDS: Final = {"box": "bbox", "mask": "segm"}
 METRICS: Final = tuple(f"{kind}_{name}" for kind in KINDS for name in (*NAMES, *RECALLS))
 
 
-def to_results(image_id: int, found: dict[str, Tensor], category_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """What a detector found in a picture, as entries of a results file."""
+def to_results(image_id: int, found: dict[str, Tensor], category_ids: Sequence[int | None]) -> list[dict[str, Any]]:
+    """What a detector found in a picture, as entries of a results file; labels without a category are left out."""
     boxes = found["boxes"].float().cpu()
     boxes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1).double()  # x, y, width, height
     masks = (found["masks"][:, 0] >= 0.5).cpu().numpy() if "masks" in found else [None] * len(boxes)
     entries = []
     for box, label, score, mask in zip(boxes.tolist(), found["labels"].tolist(), found["scores"].tolist(), masks, strict=True):
-        entry = dict(image_id=image_id, category_id=category_ids[label - 1], bbox=[round(v, 3) for v in box], score=score)
+        if (category := category_ids[label - 1]) is None:
+            continue
+        entry = dict(image_id=image_id, category_id=category, bbox=[round(v, 3) for v in box], score=score)
         entries.append(entry if mask is None else entry | dict(segmentation=encode_mask(mask)))
     return entries
 
@@ -50,10 +52,16 @@ def score_results(
         known = COCO(copy.deepcopy(truth))  # it writes into what it is given
         for kind in kinds:
             if results:
-                evaluation = COCOeval_faster(known, known.loadRes(copy.deepcopy(list(results))), KINDS[kind])
+                evaluation = COCOeval_faster(known, known.loadRes(_of_kind(results, kind)), KINDS[kind])
                 evaluation.run()
                 numbers = np.asarray(evaluation.stats[:12], dtype=float)
             else:
                 numbers = np.zeros(12)  # nothing found is nothing right; the evaluator refuses an empty list
             scores |= {f"{kind}_{name}": 100 * float(n) for name, n in zip((*NAMES, *RECALLS), numbers, strict=True)}
     return scores
+
+
+def _of_kind(results: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """A copy the evaluator may write into. Masks go without boxes, or it would sort them by the size of their boxes."""
+    dropped = "bbox" if kind == "mask" else None
+    return copy.deepcopy([{name: value for name, value in entry.items() if name != dropped} for entry in results])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
@@ -18,12 +19,15 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.rpn import RPNHead
+from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from tailprop.checks import check_at_least, check_between
 from tailprop.config import ModelConfig
+from tailprop.data.detect import fit_within
 from tailprop.stages import create_stages, spared_from_decay
 from tailprop.tasks.classify import weights_file
 from tailprop.warmstart import WarmStartReport, read_state_dict, warm_start
@@ -32,6 +36,7 @@ __all__ = ["Detector", "DetectorConfig", "Pyramid", "create_detector", "detector
 
 LEVELS: Final = ("0", "1", "2", "3")  # 1/4, 1/8, 1/16, 1/32; torchvision adds a pooled 1/64 for proposals
 ASPECTS: Final = (0.5, 1.0, 2.0)  # of the anchors
+PASTED: Final = 8  # masks brought to the size of the picture at once
 COUNTED_BOXES, COUNTED_MASKS = 1000, 100  # regions whose heads count as multiply-adds, as in mmdetection's get_flops
 
 
@@ -110,8 +115,35 @@ class MaskPredictor(MaskRCNNPredictor):  # type: ignore[misc]
         return super().forward(x).float()
 
 
+class Sizes(GeneralizedRCNNTransform):  # type: ignore[misc]
+    """From the sizes of pictures to the detector's and back; in training pictures come resized.
+
+    torchvision's own brings a side of a long thin picture to 0, and holds all masks of a picture at its size in FP32.
+    """
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
+        if self.training:
+            return image, target
+        h, w = image.shape[-2:]
+        size = fit_within(h, w, self.min_size[-1], self.max_size)
+        return F.interpolate(image[None], size, mode="bilinear", align_corners=False)[0], target
+
+    def postprocess(
+        self, result: list[dict[str, Tensor]], sizes: list[tuple[int, int]], own_sizes: list[tuple[int, int]]
+    ) -> list[dict[str, Tensor]]:
+        if self.training:
+            return result
+        for found, size, own_size in zip(result, sizes, own_sizes, strict=True):
+            found["boxes"] = resize_boxes(found["boxes"], size, own_size)
+            few = zip(found["masks"].split(PASTED), found["boxes"].split(PASTED), strict=True)
+            found["masks"] = torch.cat([paste_masks_in_image(m, b, own_size) >= 0.5 for m, b in few])  # (N, 1, H, W)
+        return result
+
+
 class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
     """torchvision's Mask R-CNN. In training it takes pictures as they come, in evaluation it resizes them itself.
+
+    Masks are answers, not probabilities: true where a pixel belongs to the object.
 
     Args:
         body: A backbone made with timm's `features_only`, four stages.
@@ -124,10 +156,6 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
         c, outputs = config.channels, num_classes + 1  # class 0 is the background
         super().__init__(
             Pyramid(body, c),
-            min_size=short_px,
-            max_size=long_px,
-            image_mean=IMAGENET_DEFAULT_MEAN,
-            image_std=IMAGENET_DEFAULT_STD,
             rpn_anchor_generator=AnchorGenerator(tuple((px,) for px in config.anchor_px), (ASPECTS,) * 5),
             rpn_head=ProposalHead(c, len(ASPECTS)),
             rpn_pre_nms_top_n_train=config.candidates,
@@ -145,8 +173,8 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
             mask_roi_pool=MultiScaleRoIAlign(list(LEVELS), 14, 2),
             mask_head=MaskRCNNHeads(c, (c,) * config.mask_layers, 1),
             mask_predictor=MaskPredictor(c, c, outputs),
-            _skip_resize=True,
         )
+        self.transform = Sizes(short_px, long_px, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
         self.num_classes = num_classes
 
     @property

@@ -3,6 +3,7 @@
 import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 __all__ = ["Drawn", "draw_objects", "draw_page", "objects_of"]
 
+ENLARGED_PX = 4096  # longer side of a picture that was enlarged
+JPEG_PX = 65500  # longest side of a JPEG
 TINT = 0.45  # how much of a mask's colour covers the picture
 
 
@@ -41,21 +44,36 @@ def objects_of(entries: Sequence[dict[str, Any]], names: dict[int, str], least_s
 
 def draw_objects(picture: Image.Image, objects: Sequence[Drawn], least_px: int = 384) -> Image.Image:
     """A copy of an RGB picture with the objects on it; a small one is enlarged, or names would hide what they name."""
-    times = max(1, round(least_px / min(picture.size)))
+    times = _times(picture.size, least_px)
     pixels = np.array(picture.convert("RGB")).astype(np.float32)
     for item in objects:
         if item.mask is not None:
             inside = item.mask.astype(bool)
             pixels[inside] = (1 - TINT) * pixels[inside] + TINT * np.array(_rgb(item.colour), dtype=np.float32)
     tinted = Image.fromarray(pixels.round().astype(np.uint8))
-    drawn = tinted.resize((times * tinted.width, times * tinted.height), Image.Resampling.NEAREST)
+    drawn = tinted.resize((max(1, round(times * tinted.width)), max(1, round(times * tinted.height))), Image.Resampling.NEAREST)
     pen, line = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 250))
-    font = ImageFont.load_default(size=max(9, round(min(drawn.size) / 40)))
+    font = _font(max(9, round(min(drawn.size) / 40)))
     for item in objects:
         x, y, w, h = (times * value for value in item.box)
         pen.rectangle((x, y, x + w, y + h), outline=_rgb(item.colour), width=line)
         _write(pen, item, (x, y), drawn.size, font)
     return drawn
+
+
+def _times(size: tuple[int, int], least_px: int) -> float:
+    """How much larger a picture is drawn: a whole number, bounded by the long side, or less than 1 where JPEG ends."""
+    if max(size) > JPEG_PX:
+        return JPEG_PX / max(size)
+    return max(1, min(round(least_px / min(size)), ENLARGED_PX // max(size)))
+
+
+@lru_cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """Matplotlib's, which has Greek, Cyrillic, Arabic and much else; Pillow's own has little beyond Latin."""
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
 
 
 def _write(pen: ImageDraw.ImageDraw, item: Drawn, corner: tuple[float, float], size: tuple[int, int], font: Any) -> None:
@@ -75,8 +93,10 @@ def _rgb(number: int) -> tuple[int, int, int]:
 
 
 def draw_page(pictures: Sequence[Image.Image], path: Path, columns: int = 4, width_px: int = 320) -> None:
-    """Pictures in rows, each as wide as its column."""
-    scaled = [p.resize((width_px, max(1, round(p.height * width_px / p.width)))) for p in pictures]
+    """Pictures in rows, each as wide as its column, or twice as high as that if it would be higher."""
+    scales = [min(width_px / p.width, 2 * width_px / p.height) for p in pictures]
+    sizes = [(max(1, round(p.width * s)), max(1, round(p.height * s))) for p, s in zip(pictures, scales, strict=True)]
+    scaled = [p.resize(size) for p, size in zip(pictures, sizes, strict=True)]
     rows = [scaled[i : i + columns] for i in range(0, len(scaled), columns)]
     heights = [max(p.height for p in row) for row in rows]
     page = Image.new("RGB", (columns * width_px, sum(heights)), "white")

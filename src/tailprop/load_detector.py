@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tailprop.checks import check_at_least
 from tailprop.config import build
 from tailprop.detector import Detector, create_detector
 from tailprop.runs import read_notes, read_settings
@@ -33,8 +34,10 @@ def load_detector(where: str, short_px: int | None = None, long_px: int | None =
     """Load a detector from its run folder, or from exported weights; other sides than the run's may be given."""
     weights = weights_file(where)
     config = build(DetectConfig, read_settings(where))
-    short = short_px or config.data.short_px
-    long = long_px or max(short, round(config.data.long_px * short / config.data.short_px))
+    short = config.data.short_px if short_px is None else short_px
+    check_at_least("short_px", short, 32)
+    long = max(short, round(config.data.long_px * short / config.data.short_px)) if long_px is None else long_px
+    check_at_least("long_px", long, short)
     config = replace(config, data=replace(config.data, short_px=short, long_px=long))
     notes = read_notes(weights)
     if "category_ids" not in notes:

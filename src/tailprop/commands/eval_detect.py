@@ -9,14 +9,15 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from tailprop.checks import check_output_file
 from tailprop.coco_scores import KINDS, NAMES, RECALLS
 from tailprop.data.coco import CocoSet
 from tailprop.data.detect import DetectDataConfig, open_coco
-from tailprop.data.loading import report
+from tailprop.data.loading import note_broken
 from tailprop.distributed import join, leave
 from tailprop.learner import autocast
 from tailprop.load_detector import LoadedDetector, load_detector
-from tailprop.tasks.detect import detect_all, eval_loader, papers_ap, score_over_processes
+from tailprop.tasks.detect import detect_all, eval_loader, learned_from, papers_ap, score_over_processes
 
 __all__ = ["EvalDetect", "run"]
 
@@ -67,25 +68,33 @@ class EvalDetect:
     out: Path | None = None
     """JSON file for the numbers."""
 
+    def check(self) -> None:
+        check_output_file("--results", self.results)
+        check_output_file("--out", self.out)
+        if self.split == "train" and (self.data.val_images or self.data.val_json):
+            raise ValueError("--data.val-images and --data.val-json are of the validation split; leave out --split train")
+
 
 def run(options: EvalDetect) -> None:
+    options.check()
     world = join(options.device, options.threads)
     try:
         detector = load_detector(options.checkpoint, options.short_px, options.long_px)
         data = options.data.over(detector.config.data)
         data.check()
         part = open_coco(data, options.split, world)
+        if options.split == "train":
+            part.images = learned_from(part, data)
         ids = align_categories(part, detector)
-        model = detector.model.to(world.device)
+        known: dict[str, str] = {}
+        note_broken(part.broken, known, data.on_broken, tell=world.is_first)
+        model, loader = detector.model.to(world.device), eval_loader(part.images, part.category_ids, data.workers, world)
         with autocast(world.device, options.precision):
-            results, broken = detect_all(model, eval_loader(part.images, ids, data.workers, world), ids, world.device)
-        broken = [*part.broken, *broken]
-        if broken and data.on_broken == "stop":
-            raise ValueError(f"{broken[0]}; mend or remove it, or go on without it (--data.on-broken skip)")
+            results, broken = detect_all(model, loader, ids, world.device)
+        note_broken(broken, known, data.on_broken, tell=world.is_first)
         scores = score_over_processes(part, results, broken, world)
         if world.is_first:
-            report(broken)
-            _say(options, detector, len(part.images), scores)
+            _say(options, detector, len(part.images) - len(broken), scores)
             if options.results is not None:
                 options.results.parent.mkdir(parents=True, exist_ok=True)
                 options.results.write_text(json.dumps(results))
@@ -93,13 +102,13 @@ def run(options: EvalDetect) -> None:
         leave()
 
 
-def align_categories(part: CocoSet, detector: LoadedDetector) -> list[int]:
-    """The data's id for each of the detector's labels, matched by name; a name the detector does not know is refused."""
+def align_categories(part: CocoSet, detector: LoadedDetector) -> list[int | None]:
+    """The data's id for each of the detector's labels, by name, or none; a name the detector does not know is refused."""
     ids = {name: number for number, name in part.categories.items()}
     strange = [name for name in ids if name not in detector.categories.values()]
     if strange:
         raise ValueError(f"{part.name} has categories that the detector does not know: {', '.join(strange[:5])}")
-    return [ids.get(name, -1) for name in detector.categories.values()]
+    return [ids.get(name) for name in detector.categories.values()]
 
 
 def _say(options: EvalDetect, detector: LoadedDetector, count: int, scores: dict[str, float]) -> None:

@@ -14,10 +14,12 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from tailprop.checkpoint import write_atomically
 from tailprop.checks import check_between, check_output_folder
 from tailprop.coco_scores import to_results
+from tailprop.data.coco import area_of
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
 from tailprop.distributed import join, leave
@@ -46,6 +48,8 @@ class PredictDetect:
     """Autocast type."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to run."""
+    threads: int = 0
+    """CPU threads; 0 = PyTorch's choice."""
     on_broken: Literal["skip", "stop"] = "skip"
     """A picture that cannot be read: name it on standard error and go on, or stop."""
     overwrite: bool = False
@@ -58,12 +62,13 @@ class PredictDetect:
 
 def run(options: PredictDetect) -> None:
     options.check()
-    world = join(options.device)
+    world = join(options.device, options.threads)
     try:
         if world.is_first:  # under torchrun one process answers, once
             paths = list_pictures(options.pictures)
             detector = load_detector(options.checkpoint, options.short_px)
             detector.model.to(world.device)
+            _ask_for(detector, options.score)
             options.out.mkdir(parents=True, exist_ok=True)
             drawn = [options.out / f"{stem}.jpg" for stem in unique_stems(paths)]
             refuse_what_is_there(paths, [*drawn, options.out / "detections.json"], options.overwrite)
@@ -73,6 +78,12 @@ def run(options: PredictDetect) -> None:
             _say(options, content, detector.categories)
     finally:
         leave()
+
+
+def _ask_for(detector: LoadedDetector, score: float) -> None:
+    """Let the model drop what is not wanted before it makes masks of it, which take memory as large as the picture."""
+    heads = detector.model.roi_heads
+    heads.score_thresh = max(heads.score_thresh, score - 1e-6)  # it wants more than this, we as much
 
 
 @torch.inference_mode()
@@ -104,11 +115,11 @@ def _look_at_all(
             options.out / f"{names[number - 1]}.jpg"
         )
         images.append(dict(id=number, file_name=str(path), width=picture.width, height=picture.height))
-        annotations += [dict(e, id=len(annotations) + k, iscrowd=0) for k, e in enumerate(found, start=1)]
+        areas = [area_of(entry, picture.width, picture.height) for entry in found]
+        numbered = enumerate(zip(found, areas, strict=True), start=len(annotations) + 1)
+        annotations += [dict(entry, id=k, iscrowd=0, area=area) for k, (entry, area) in numbered]
     if not images:
         raise ValueError(f"none of the {len(paths)} pictures can be read")
-    for annotation in annotations:
-        annotation["area"] = annotation["bbox"][2] * annotation["bbox"][3]
     categories = [dict(id=i, name=name) for i, name in detector.categories.items()]
     return dict(images=images, annotations=annotations, categories=categories)
 
@@ -118,7 +129,7 @@ def _say(options: PredictDetect, content: dict[str, Any], names: dict[int, str])
     for image in content["images"]:
         found = [names[a["category_id"]] for a in content["annotations"] if a["image_id"] == image["id"]]
         counts = ", ".join(f"{found.count(name)} {name}" for name in sorted(set(found)))
-        table.add_row(printable(image["file_name"]), str(len(found)), counts)
+        table.add_row(Text(printable(image["file_name"])), str(len(found)), Text(printable(counts)))
     console = Console()
     console.print(table)
-    console.print(f"drawn pictures and detections.json in {options.out}", soft_wrap=True)
+    console.print(f"drawn pictures and detections.json in {options.out}", soft_wrap=True, markup=False)

@@ -90,16 +90,13 @@ class Detection:
         pictures = Objects(images, self.category_ids, Augment(config.augment, data.long_px))
         self.train_loader = make_loader(pictures, self.order, collate, data.workers, world.device)
         self.eval_loader = eval_loader(validation.images, self.category_ids, data.workers, world)
-        self.results: list[dict[str, Any]] = []
+        self.results: list[dict[str, Any]] | None = None  # of the last evaluation
 
     def _to_learn_from(self, train: CocoSet) -> list[CocoImage]:
-        images = train.images if self.config.data.keep_empty else [image for image in train.images if image.targets]
-        empty = len(train.images) - len(images)
+        empty = 0 if self.config.data.keep_empty else sum(not image.targets for image in train.images)
         if empty and self.world.is_first:
             print(f"{empty} of {len(train.images)} training pictures show no object and are left out (--data.keep-empty)")
-        if not images:
-            raise ValueError(f"no picture of {train.name} shows an object that can be learned")
-        return images[: self.config.data.limit]
+        return learned_from(train, self.config.data)
 
     def build_model(self, resumed: bool = False) -> nn.Module:
         data = self.config.data
@@ -158,10 +155,17 @@ class Detection:
         draw_learning(history, folder / "learning.png", {"box_ap": "box AP, %", "mask_ap": "mask AP, %"})
         validation, unread = self.sets["validation"], set(self.broken)
         shown = [image for image in validation.images if str(image.path) not in unread][:PICTURES_DRAWN]
-        found = {image.id: [e for e in self.results if e["image_id"] == image.id] for image in shown}
+        results = self._last_results(folder / "detections.json")
+        found = {image.id: [e for e in results if e["image_id"] == image.id] for image in shown}
         objects = [objects_of(found[image.id], validation.categories) for image in shown]
         pictures = [draw_objects(read_annotated(image), o) for image, o in zip(shown, objects, strict=True)]
         draw_page(pictures, folder / "pictures.jpg")
+
+    def _last_results(self, path: Path) -> list[dict[str, Any]]:
+        """Of this process, or from the run folder: a finished run that is resumed evaluates nothing."""
+        if self.results is None:
+            self.results = json.loads(path.read_text()) if path.is_file() else []
+        return self.results
 
     def summary(self, best: dict[str, float]) -> str:
         return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{papers_ap(self.config, len(self.classes))}"
@@ -169,6 +173,14 @@ class Detection:
     def _note(self, broken: Sequence[Broken], shared: bool = False) -> None:
         """What every process has found is named by the first."""
         note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
+
+
+def learned_from(train: CocoSet, data: DetectDataConfig) -> list[CocoImage]:
+    """The training pictures that are used."""
+    images = train.images if data.keep_empty else [image for image in train.images if image.targets]
+    if not images:
+        raise ValueError(f"no picture of {train.name} shows an object that can be learned")
+    return images[: data.limit]
 
 
 def papers_ap(config: DetectConfig, num_classes: int) -> str:
@@ -194,7 +206,7 @@ def eval_loader(images: Sequence[CocoImage], category_ids: Sequence[int], worker
 
 @torch.inference_mode()
 def detect_all(
-    model: nn.Module, batches: Iterable[DetectBatch], category_ids: Sequence[int], device: torch.device
+    model: nn.Module, batches: Iterable[DetectBatch], category_ids: Sequence[int | None], device: torch.device
 ) -> tuple[list[dict[str, Any]], list[Broken]]:
     """What is found in all pictures of all processes, in the order of the images' ids, and what could not be read."""
     results: list[dict[str, Any]] = []
