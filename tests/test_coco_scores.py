@@ -5,9 +5,12 @@ import copy
 import io
 import json
 import random
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pycocotools.coco import COCO
@@ -61,6 +64,24 @@ def test_the_truth_scores_full_and_another_pictures_truth_nothing(scenes: Path) 
     assert score_results(truth, [])["box_ap"] == 0
 
 
+def as_pycocotools(truth: dict[str, Any], results: list[dict[str, Any]], kinds: Sequence[str]) -> list[float]:
+    """Its numbers; masks go without boxes, as mmdetection and torchvision hand them over."""
+    numbers: list[float] = []
+    with contextlib.redirect_stdout(io.StringIO()):
+        known = COCO()
+        known.dataset = copy.deepcopy(truth)
+        known.createIndex()
+        for kind in kinds:
+            dropped = "bbox" if kind == "segm" else ""
+            entries = [{name: v for name, v in entry.items() if name != dropped} for entry in copy.deepcopy(results)]
+            evaluation = COCOeval(known, known.loadRes(entries), kind)
+            evaluation.evaluate()
+            evaluation.accumulate()
+            evaluation.summarize()
+            numbers += list(evaluation.stats)
+    return [100 * number for number in numbers]
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_all_numbers_are_pycocotools(scenes: Path, seed: int) -> None:
     part = validation_set(scenes)
@@ -68,19 +89,53 @@ def test_all_numbers_are_pycocotools(scenes: Path, seed: int) -> None:
     before = json.dumps(results)
     ours = score_results(truth, results)
     assert json.dumps(results) == before  # the file written afterwards is what was scored
-    theirs: list[float] = []
-    with contextlib.redirect_stdout(io.StringIO()):
-        known = COCO()
-        known.dataset = copy.deepcopy(truth)
-        known.createIndex()
-        for kind in ("bbox", "segm"):
-            evaluation = COCOeval(known, known.loadRes(json.loads(before)), kind)
-            evaluation.evaluate()
-            evaluation.accumulate()
-            evaluation.summarize()
-            theirs += list(evaluation.stats)
     assert 5 < ours["box_ap"] < 95
-    assert list(ours.values()) == pytest.approx([100 * n for n in theirs], abs=1e-6)
+    assert list(ours.values()) == pytest.approx(as_pycocotools(truth, results, ("bbox", "segm")), abs=1e-6)
+
+
+def test_polygons_and_results_without_boxes_are_scored_as_pycocotools_does(scenes: Path) -> None:
+    part = validation_set(scenes)
+    truth = part.ground_truth()
+    for a in truth["annotations"][::2]:
+        x, y, w, h = a["bbox"]
+        a.update(segmentation=a["segmentation"] if a["iscrowd"] else [[x, y, x + w, y, x + w, y + h, x, y + h]])
+    results = [{k: v for k, v in entry.items() if k != "bbox"} for entry in disturbed(perfect(part), random.Random(2))]
+    ours = score_results(truth, results, kinds=["mask"])
+    assert 5 < ours["mask_ap"] < 95
+    assert list(ours.values()) == pytest.approx(as_pycocotools(truth, results, ["segm"]), abs=1e-6)
+
+
+def test_masks_are_sorted_by_their_own_size() -> None:
+    """A thin diagonal is small, its box is not: found where nothing is, it must not count among the medium objects."""
+    square, line = np.zeros((2, 100, 100), dtype=np.uint8)
+    square[10:50, 10:50] = 1
+    np.fill_diagonal(line[50:, 50:], 1)
+    category = [dict(id=1, name="a")]
+    images = [dict(id=1, width=100, height=100, file_name="a")]
+    real = dict(image_id=1, category_id=1, bbox=[10, 10, 40, 40], segmentation=encode_mask(square))
+    truth = dict(info={}, images=images, categories=category, annotations=[dict(real, id=1, area=1600, iscrowd=0)])
+    wrong = dict(image_id=1, category_id=1, bbox=[50, 50, 50, 50], segmentation=encode_mask(line), score=0.9)
+    scores = score_results(truth, [wrong, dict(real, score=0.5)])
+    assert scores["mask_ap_medium"] == pytest.approx(100)
+    assert scores["box_ap_medium"] < 60
+
+
+def test_repeated_ids_and_the_id_0_cost_nothing(scenes: Path, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(scenes, root)
+    path = root / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    for a in content["annotations"]:
+        a["id"] = a["id"] % 3
+    path.write_text(json.dumps(content))
+    part = validation_set(root)
+    scores = score_results(part.ground_truth(), perfect(part))
+    assert scores["box_ap"] == scores["mask_ap"] == pytest.approx(100)
+
+
+def test_labels_without_a_category_are_left_out() -> None:
+    found = dict(boxes=torch.rand(3, 4), labels=torch.tensor([1, 2, 1]), scores=torch.rand(3))
+    assert [entry["category_id"] for entry in to_results(1, found, [None, 7])] == [7]
 
 
 def test_results_are_in_cocos_format() -> None:

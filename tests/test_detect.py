@@ -1,5 +1,7 @@
 """Mask R-CNN: the model, its cost, and the paper's recipes."""
 
+import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import tailprop_cli
 from tailprop.config import ModelConfig, build, find_recipe, read_recipe
 from tailprop.detector import DetectorConfig, Sizes, create_detector, detector_macs
 from tailprop.optim import build_optimizer, build_schedule
+from tailprop.studies.bench_detect import PAPER_GMACS, BenchDetect, papers_gmacs
 from tailprop.tasks.detect import DetectConfig
 from tests.detecting import NARROW, SMALL, SWIN, small_detector
+
+ROOT = Path(__file__).parent.parent
 
 
 def target(h: int, w: int) -> dict[str, torch.Tensor]:
@@ -126,6 +131,20 @@ def test_multiply_adds_are_counted_as_published(name: str, published: int, withi
     assert detector_macs(model) / 1e9 == pytest.approx(published, rel=within)
 
 
+def test_the_table_of_multiply_adds_is_counted() -> None:
+    """results/detect_macs.csv, which the documentation shows."""
+    rows = list(csv.DictReader((ROOT / "results" / "detect_macs.csv").open()))
+    shown = dict(re.findall(r"\| `(\w+)` \| ([\d.]+) \|", (ROOT / "docs" / "detection.md").read_text()))
+    assert {row["model"] for row in rows} == shown.keys()
+    for row in rows:
+        assert row["paper_gmacs"] == str(PAPER_GMACS[row["model"]])
+        assert float(shown[row["model"]]) == pytest.approx(int(row["macs"]) / 1e9, abs=0.05)
+        if row["model"] in ("tailprop_small", "tailprop_base", "vheat_small"):
+            with torch.device("meta"):
+                model, _ = create_detector(ModelConfig(name=row["model"]), 80, 800, 1333, DetectorConfig())
+            assert detector_macs(model) == int(row["macs"])
+
+
 @pytest.mark.parametrize("schedule", ["1x", "3x"])
 @pytest.mark.parametrize(
     ("size", "drop_path", "paper"),
@@ -157,6 +176,11 @@ def test_recipes_are_the_papers(size: str, drop_path: float, paper: dict[str, An
     else:
         assert augment.short_px == tuple(range(480, 801, 32))
         assert (augment.crop_chance, augment.crop_short_px, augment.crop_px) == (0.5, (400, 500, 600), (384, 600))
+
+
+def test_the_papers_numbers_stand_beside_their_own_size_only() -> None:
+    for height, width, paper in ((800, 1280, 348), (1280, 800, None), (800, 1333, None)):
+        assert papers_gmacs("vheat_small", BenchDetect(height=height, width=width)) == paper
 
 
 def test_bench_writes_what_it_measured(tmp_path: Path) -> None:

@@ -7,13 +7,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from pycocotools.coco import COCO
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import tailprop_cli
 from tailprop.coco_scores import METRICS, score_results
+from tailprop.commands import eval_detect
+from tailprop.commands.predict_detect import _ask_for
 from tailprop.data.scenes import write_coco
 from tailprop.data.synthetic import SceneConfig
+from tailprop.load_detector import load_detector
 from tests.detecting import validation_set, write_recipe
 from tests.runs import assert_same_run, last_row, launch, losses, stop_and_go_on
 
@@ -95,7 +101,116 @@ def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, 
     annotations = coco.loadAnns(coco.getAnnIds())
     assert annotations
     assert all(coco.annToMask(a).shape == (64, 64) for a in annotations)
+    assert [a["area"] for a in annotations] == [coco.annToMask(a).sum() for a in annotations]
     assert tailprop_cli.main([*args, "--on-broken", "stop"]) == 2
+
+
+def test_long_thin_pictures_are_looked_at(run: Path, tmp_path: Path) -> None:
+    for width, height in ((200, 1), (400, 2), (2, 900)):
+        Image.new("RGB", (width, height), "gray").save(tmp_path / f"{width}.png")
+    args = ["predict", str(run), *(str(tmp_path / f"{width}.png") for width in (200, 400, 2)), "--score", "0"]
+    assert tailprop_cli.main([*args, "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
+    assert len(list((tmp_path / "out").glob("*.jpg"))) == 3
+
+
+def test_brackets_in_names_are_no_markup(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = tmp_path / "odd.safetensors"
+    with safe_open(run / "model.safetensors", "pt") as file:
+        notes = file.metadata()
+    names = [f"[/b]{name}" for name in notes["classes"].split("\n")]
+    save_file(load_file(run / "model.safetensors"), weights, notes | {"classes": "\n".join(names)})
+    Image.new("RGB", (64, 64), "gray").save(tmp_path / "[b]a.png")
+    args = ["predict", str(weights), str(tmp_path / "[b]a.png"), "--score", "0", "--out", str(tmp_path / "[b]out")]
+    assert tailprop_cli.main(args) == 0
+    said = "".join(capsys.readouterr().out.split())
+    assert "[b]" in said
+    assert "[/b]" in said
+    assert said.endswith("[b]out")
+
+
+def test_only_what_is_wanted_gets_masks(run: Path, scenes: Path, tmp_path: Path) -> None:
+    def found_with(score: float) -> list[tuple[float, str]]:
+        args = ["predict", str(run), picture, "--score", str(score), "--out", str(tmp_path / "out"), "--overwrite"]
+        assert tailprop_cli.main(args) == 0
+        content = json.loads((tmp_path / "out" / "detections.json").read_text())
+        return [(a["score"], a["segmentation"]["counts"]) for a in content["annotations"]]
+
+    picture = str(next((scenes / "val2017").iterdir()))
+    everything = found_with(0.0)
+    middle = everything[len(everything) // 2][0]
+    assert found_with(middle) == [entry for entry in everything if entry[0] >= middle]  # that one too
+    detector = load_detector(str(run))
+    _ask_for(detector, 1.0)
+    with torch.no_grad():
+        (found,) = detector.model([torch.rand(3, 64, 64)])
+    assert len(found["masks"]) == 0
+
+
+def test_eval_of_some_categories_writes_only_those(run: Path, scenes: Path, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(scenes, root)
+    path = root / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    content["categories"] = content["categories"][:2]
+    content["annotations"] = [a for a in content["annotations"] if a["category_id"] <= 2]
+    path.write_text(json.dumps(content))
+    args = ["eval", str(run), "--data.root", str(root), "--results", str(tmp_path / "r.json")]
+    assert tailprop_cli.main(args) == 0
+    found = {entry["category_id"] for entry in json.loads((tmp_path / "r.json").read_text())}
+    assert found
+    assert found <= {1, 2}
+
+
+def test_eval_on_the_training_pictures_it_learned_from(scenes: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", scenes, optim={"epochs": 1}, data={"root": str(scenes), "limit": 3})
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
+    assert tailprop_cli.main(["eval", str(tmp_path / "run"), "--split", "train", "--out", str(tmp_path / "n.json")]) == 0
+    assert json.loads((tmp_path / "n.json").read_text())["count"] == 3
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_pictures(run: Path, scenes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    detections = [entry | {"score": 0.9} for entry in json.loads((out / "detections.json").read_text())]
+    (out / "detections.json").write_text(json.dumps(detections))  # sure enough to be drawn
+    empty = (run / "pictures.jpg").read_bytes()
+    recipe = write_recipe(tmp_path / "small.yaml", scenes)
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), "--run.resume"]) == 0
+    assert (out / "pictures.jpg").read_bytes() != empty
+
+
+def test_eval_stops_at_damage_before_it_looks(
+    run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(scenes, root)
+    next((root / "val2017").iterdir()).unlink()
+    monkeypatch.setattr(eval_detect, "detect_all", None)
+    assert tailprop_cli.main(["eval", str(run), "--data.root", str(root)]) == 2
+    assert "the picture is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["predict", "RUN", "P", "--short-px", "0"], "short_px must be at least 32, got 0"),
+        (["predict", "RUN", "P", "--short-px", "-5"], "short_px must be at least 32, got -5"),
+        (["predict", "RUN", "P", "--out", "RUN"], "detections.json exists; choose another --out"),
+        (["eval", "RUN", "--short-px", "3"], "short_px must be at least 32, got 3"),
+        (["eval", "RUN", "--long-px", "40"], "long_px must be at least 64, got 40"),
+        (["eval", "RUN", "--results", "FOLDER"], "is a folder; name a file"),
+        (["eval", "RUN", "--out", "FOLDER"], "is a folder; name a file"),
+        (["eval", "RUN", "--split", "train", "--data.val-json", "x.json"], "leave out --split train"),
+    ],
+)
+def test_mistakes_are_refused_before_the_work(
+    args: list[str], message: str, run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"RUN": run, "P": next((scenes / "val2017").iterdir()), "FOLDER": tmp_path}
+    assert tailprop_cli.main([str(places.get(arg, arg)) for arg in args]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path) -> None:
