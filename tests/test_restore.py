@@ -102,7 +102,7 @@ def test_windows_are_swinirs() -> None:
     [
         (dict(mixer="heet"), "unknown mixer 'heet'"),
         (dict(depths=()), "at least one group"),
-        (dict(dim=10, num_heads=4), "multiple of the 4 heads"),
+        (dict(dim=10, num_heads=4, mixer="window"), "multiple of the 4 heads"),
         (dict(widht=3), "does not take these arguments"),
     ],
 )
@@ -226,6 +226,120 @@ def test_two_processes_score_as_one(trained: Path) -> None:
         assert two["mean"][name] == pytest.approx(value, abs=1e-6)
 
 
+def test_eval_draws_each_picture_and_writes_over_none(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = write_pictures(tmp_path / "test", count=2, side=33)
+    write_pictures(pictures / "sub", count=1, side=33)
+    before = (pictures / "0.png").read_bytes()
+    command = ["eval", str(trained / "run"), "--data.test", str(pictures), "--threads", "1"]
+    assert tailprop_cli.main([*command, "--pictures", str(pictures)]) == 2
+    assert "would be written over" in capsys.readouterr().err
+    assert (pictures / "0.png").read_bytes() == before
+    out = tmp_path / "drawn"
+    args = [*command, "--pictures", str(out), "--out", str(tmp_path / "n.json"), "--tile-px", "16"]
+    assert tailprop_cli.main(args) == 0
+    assert "tiles of 16 px sharing 4, smaller pictures whole" in capsys.readouterr().out
+    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*.png")) == ["0.png", "1.png", "sub/0.png"]
+    assert [row["name"] for row in json.loads((tmp_path / "n.json").read_text())["pictures"]] == ["0.png", "1.png", "sub/0.png"]
+    assert tailprop_cli.main(args) == 2
+    assert "give --overwrite" in capsys.readouterr().err
+    assert tailprop_cli.main([*args, "--overwrite"]) == 0
+    assert tailprop_cli.main([*command, "--out", str(tmp_path)]) == 2
+    assert "is a folder; name a file" in capsys.readouterr().err
+    assert tailprop_cli.main([*command, "--threads", "-3"]) == 2
+    assert "threads must be at least 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["text", "small"])
+def test_test_pictures_that_cannot_be_measured(
+    damage: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They stop a training before it begins, and an evaluation before its first picture; or they are left out."""
+    pictures = write_pictures(tmp_path / "test", count=1, side=33)
+    if damage == "text":
+        (pictures / "x.png").write_text("no picture")
+    else:
+        Image.new("L", (40, 8)).save(pictures / "x.png")
+    reason = "x.png: not a picture" if damage == "text" else "x.png: SSIM needs at least 11x11 px, it has 40x8"
+    recipe = str(write_recipe(tmp_path / "r.yaml", trained / "train", pictures, optim={"epochs": 1}))
+    assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a")]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "a" / "last.pt").exists()
+    command = ["eval", str(trained / "run"), "--data.test", str(pictures), "--threads", "1"]
+    assert tailprop_cli.main(command) == 2
+    assert reason in capsys.readouterr().err
+    assert tailprop_cli.main([*command, "--data.on-broken", "skip"]) == 0
+    assert "mean of 1" in capsys.readouterr().out
+    (pictures / "0.png").unlink()
+    assert tailprop_cli.main([*command, "--data.on-broken", "skip"]) == 2
+    assert f"no picture could be restored; the first of 1 broken: {pictures}/{reason}" in capsys.readouterr().err
+
+
+def test_colour_from_training_to_prediction(tmp_path: Path) -> None:
+    pictures = [write_pictures(tmp_path / name, side=33, mode="RGB") for name in ("train", "test")]
+    recipe = write_recipe(tmp_path / "r.yaml", *pictures, model={"in_chans": 3}, optim={"epochs": 1})
+    run = tmp_path / "run"
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
+    assert tailprop_cli.main(["eval", str(run), "--out", str(tmp_path / "n.json"), "--threads", "1"]) == 0
+    assert json.loads((tmp_path / "n.json").read_text())["mean"]["damaged_psnr"] == pytest.approx(24.61, abs=0.3)
+    Image.fromarray(photograph(20)).save(tmp_path / "colour.png")
+    Image.fromarray(photograph(20)).convert("L").save(tmp_path / "gray.png")
+    args = [str(tmp_path / "colour.png"), str(tmp_path / "gray.png"), "--out", str(tmp_path / "out"), "--threads", "1"]
+    assert tailprop_cli.main(["predict", str(run), *args]) == 0
+    assert read_pixels(tmp_path / "out/colour.png").shape == (20, 20, 3)
+    assert read_pixels(tmp_path / "out/gray.png").shape == (20, 20, 1)
+
+
+def test_swinir_takes_its_mean_off_colour() -> None:
+    """A picture of that mean is zero inside, and so is what the first convolution makes of it but for its bias."""
+    model = create_restorer("swinir_light", 3, dim=8, depths=[1], num_heads=2, window_px=4)
+    seen: list[torch.Tensor] = []
+    model.conv_in.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    model(torch.tensor([0.4488, 0.4371, 0.4040])[None, :, None, None].expand(1, 3, 16, 16))
+    assert seen[0].abs().max() < 1e-7
+    assert "mean" not in model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patch_px": 0}, "patch_px must be at least 1"),
+        ({"window_px": 0}, "window_px must be at least 1"),
+        ({"num_heads": 0}, "num_heads must be at least 1"),
+        ({"embedding_px": 0}, "embedding_px must be at least 1"),
+        ({"img_range": 0.0}, "img_range is what white is inside the network"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio leaves the MLP without a channel"),
+    ],
+)
+def test_settings_of_a_body_that_cannot_be(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        create_restorer("swinir_light", 1, **settings)
+
+
+def test_heads_concern_window_attention_alone() -> None:
+    create_restorer("tailprop_ir_light", 1, dim=10, depths=[1])
+    with pytest.raises(ValueError, match="multiple of the 4 heads"):
+        create_restorer("swinir_light", 1, dim=10, depths=[1])
+
+
+def test_tiles_begin_where_patches_and_windows_do() -> None:
+    starts: list[int] = []
+
+    class Seen(torch.nn.Module):
+        grid_px = 12
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            starts.append(int(x[0, 0, 0, 0]))
+            return x
+
+    x = torch.arange(200.0).expand(1, 1, 64, 200)  # every pixel says its column
+    restore_tiled(Seen(), x, 64, 16)
+    assert starts[0] == 0
+    assert len(starts) > 2
+    assert all(start % 24 == 0 for start in starts)  # multiples of 12 and of JPEG's 8
+
+
 def test_jpeg_with_psnr_b(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_recipe(
         tmp_path / "r.yaml", trained / "train", trained / "test", data={"damage": "jpeg", "quality": 20}, optim={"epochs": 1}
@@ -327,7 +441,7 @@ def test_the_study_of_restorers(trained: Path, tmp_path: Path, monkeypatch: pyte
     assert tailprop_cli.main([*command, "--only", names[0]]) == 0
     assert tailprop_cli.main([*command, "--only", *names]) == 0  # the first is finished and stays
     lines = (tmp_path / "a.csv").read_text().splitlines()
-    assert lines[0].startswith("network,parameters,steps")
+    assert lines[0].startswith("network,recipe,minutes,parameters,steps")
     assert {line.split(",")[0] for line in lines[1:]} == set(names)
     assert (tmp_path / "a.png").is_file()
 

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import skimage.metrics
 import tifffile
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
 from scipy import ndimage
 
 from tailprop.data.degrade import add_test_noise, compress, to_unit
 from tailprop.data.loading import Broken, Key
-from tailprop.data.raster import fit_channels, read_pixels, studio_luma, try_pixels, write_pixels
-from tailprop.data.restore import Crops, RestoreDataConfig, WholePictures
+from tailprop.data.raster import fit_channels, full_luma, read_pixels, read_profile, studio_luma, try_pixels, write_pixels
+from tailprop.data.restore import Crops, Pair, RestoreDataConfig, WholePictures
 from tailprop.quality import psnr, psnr_b, ssim
 from tailprop.restoring import evaluate_restorer
 from tests.restoring import photograph, write_pictures
@@ -77,6 +78,8 @@ def test_luma_is_matlabs() -> None:
     deep_colours = colours.astype(np.uint16) * 257
     assert np.abs(studio_luma(deep_colours) / 257 - [[[16], [235], [81.481], [144.553], [40.966]]]).max() < 0.01
     assert fit_channels(colours, 1).shape == (1, 5, 1)
+    assert full_luma(colours)[0, :, 0].tolist() == [0, 255, 76, 150, 29]
+    assert fit_channels(colours, 1, studio=False)[0, :, 0].tolist() == [0, 255, 76, 150, 29]
     assert fit_channels(colours[..., :1], 3).shape == (1, 5, 3)
 
 
@@ -228,3 +231,47 @@ def test_missing_folders_are_named() -> None:
     for ask, option in zip(empty, ("--data.train", "--data.test"), strict=True):
         with pytest.raises(ValueError, match=option):
             ask()
+
+
+@pytest.mark.parametrize("damage", ["noise", "jpeg"])
+def test_gray_is_learned_from_black_to_white(damage: Literal["noise", "jpeg"], tmp_path: Path) -> None:
+    for name in "ab":
+        Image.new("RGB", (16, 16), "white").save(tmp_path / f"{name}.png")
+    crops = Crops(sorted(tmp_path.iterdir()), RestoreDataConfig(damage=damage, crop_px=8), 1)
+    whites = [round(255 * float(pair.clean.max())) for i in range(2) for pair in crops[Key(i, i)] if isinstance(pair, Pair)]
+    assert whites == ([255, 255] if damage == "noise" else [255, 235])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_deep_tiffs_are_turned_as_the_camera_was_held(orientation: int, tmp_path: Path) -> None:
+    values = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3)
+    for bits, name in ((8, "a.tif"), (16, "b.tif")):
+        pixels = values if bits == 8 else values.astype(np.uint16) * 257
+        tifffile.imwrite(tmp_path / name, pixels, photometric="rgb", extratags=[(274, 3, 1, orientation, False)])
+    shallow, deep = read_pixels(tmp_path / "a.tif"), read_pixels(tmp_path / "b.tif")
+    assert deep.dtype == np.uint16
+    np.testing.assert_array_equal(deep // 257, shallow)
+
+
+def test_gray_tiffs_whose_zero_is_white(tmp_path: Path) -> None:
+    values = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="miniswhite")
+    np.testing.assert_array_equal(read_pixels(tmp_path / "a.tif")[..., 0], 65535 - values)
+
+
+def test_one_transparent_colour_becomes_transparency(tmp_path: Path) -> None:
+    Image.fromarray(np.array([[10, 20]], dtype=np.uint8)).save(tmp_path / "gray.png", transparency=20)
+    Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], dtype=np.uint8)).save(tmp_path / "rgb.png", transparency=(1, 2, 3))
+    assert read_pixels(tmp_path / "gray.png").tolist() == [[[10, 255], [20, 0]]]
+    assert read_pixels(tmp_path / "rgb.png").tolist() == [[[1, 2, 3, 0], [4, 5, 6, 255]]]
+
+
+@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 3), (np.uint16, 3), (np.uint16, 1), (np.uint8, 4)])
+def test_colour_profiles_are_kept(dtype: Any, channels: int, tmp_path: Path) -> None:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    pixels = np.arange(5 * 7 * channels, dtype=dtype).reshape(5, 7, channels)
+    write_pixels(tmp_path / "a.png", pixels, profile)
+    np.testing.assert_array_equal(read_pixels(tmp_path / "a.png"), pixels)
+    assert read_profile(tmp_path / "a.png") == profile
+    write_pixels(tmp_path / "b.png", pixels)
+    assert read_profile(tmp_path / "b.png") is None

@@ -70,7 +70,7 @@ def draw_restored(pictures: Sequence[Restored], path: Path, most_px: int = 256) 
     figure = _figure(8.1, 2.95 * len(pictures))
     for row, shown in zip(figure.subplots(len(pictures), 3, squeeze=False), pictures, strict=True):
         titles = (
-            f"{shown.name}: {psnr(shown.damaged, shown.clean):.2f} dB",
+            f"{shown.name}: {shown.damaged_psnr:.2f} dB",
             f"restored: {psnr(shown.restored, shown.clean):.2f} dB",
             "clean",
         )

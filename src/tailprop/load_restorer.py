@@ -1,5 +1,6 @@
 """A trained restoration network, from its run folder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,14 +29,20 @@ class Restorer:
     paper: str = ""  # what the paper says of it, and on which set
 
     def restore(
-        self, damaged: Tensor, tile_px: int | None = None, overlap_px: int = 32, precision: str = "fp32"
+        self,
+        damaged: Tensor,
+        tile_px: int | None = None,
+        overlap_px: int = 32,
+        precision: str = "fp32",
+        tick: Callable[[float], object] = lambda _share: None,
     ) -> Tensor:  # (B, in_chans, H, W) -> the same
-        """The restored picture, whole or in tiles."""
+        """The restored picture, whole or in tiles; `tick` is told the share that is done with each."""
         with autocast(damaged.device, precision):
             if tile_px is None or tile_px >= max(damaged.shape[-2:]):
                 restored = restore_whole(self.model, damaged)
+                tick(1.0)
             else:
-                restored = restore_tiled(self.model, damaged, tile_px, overlap_px)
+                restored = restore_tiled(self.model, damaged, tile_px, overlap_px, tick)
         if not bool(torch.isfinite(restored).all()):
             raise ValueError(
                 f"the answer of {self.name} is not finite; use --precision fp32, and if it is, its weights are damaged"

@@ -25,6 +25,7 @@ class Restored:
     damaged: Picture
     restored: Picture
     clean: Picture
+    damaged_psnr: float  # dB, of what went into the network, which need not be of 8 bits
 
 
 def psnr(restored: Picture, clean: Picture) -> float:

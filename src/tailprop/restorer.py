@@ -25,6 +25,7 @@ from tailprop.rivals import resample_embedding
 __all__ = ["RESTORERS", "DnCNN", "TailPropIR", "create_restorer"]
 
 WINDOW: Final = "window"  # SwinIR's own mixer, beside those of the backbones
+RGB_MEAN: Final = (0.4488, 0.4371, 0.4040)  # of DIV2K; SwinIR takes it off colour pictures
 
 
 class WindowLayer(nn.Module):
@@ -85,6 +86,8 @@ class TailPropIR(nn.Module):
         embedding_px: Side at which heat and wave keep the frequency embedding that all their layers share.
     """
 
+    mean: Tensor
+
     def __init__(
         self,
         in_chans: int = 1,
@@ -101,10 +104,17 @@ class TailPropIR(nn.Module):
         embedding_px: int = 128,
     ) -> None:
         super().__init__()
-        _check_body(in_chans, dim, depths, num_heads, drop_path_rate)
         check_choice("mixer", mixer, (*MIXERS, WINDOW))
+        _check_body(in_chans, dim, depths, drop_path_rate, mlp_ratio, img_range)
+        for name, value in (("num_heads", num_heads), ("window_px", window_px), ("patch_px", patch_px)):
+            check_at_least(name, value, 1)
+        check_at_least("embedding_px", embedding_px, 1)
+        if mixer == WINDOW and dim % num_heads:
+            raise ValueError(f"dim must be a multiple of the {num_heads} heads, got {dim}")
         self.in_chans, self.img_range, self.patch_px = in_chans, img_range, patch_px
         self.window_px = window_px if mixer == WINDOW else 1
+        mean = RGB_MEAN if in_chans == 3 else (0.0,) * in_chans
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
         self.conv_in = nn.Conv2d(in_chans * patch_px**2, dim, 3, padding=1)
         self.norm_in = nn.LayerNorm(dim)
         groups = []
@@ -132,6 +142,11 @@ class TailPropIR(nn.Module):
         for parameter in self.conv_out.parameters():  # begin with the picture as it is
             nn.init.zeros_(parameter)
 
+    @property
+    def grid_px(self) -> int:
+        """Side of the squares that patches and windows make of a picture."""
+        return self.patch_px * self.window_px
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep only the inputs of each layer for the backward pass and compute the rest again."""
         for group in self.groups:
@@ -140,7 +155,7 @@ class TailPropIR(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, in_chans, H, W) -> the same
         h, w = x.shape[-2:]
-        padded = _pad_to_multiple(x * self.img_range, self.patch_px * self.window_px)
+        padded = _pad_to_multiple((x - self.mean) * self.img_range, self.grid_px)
         patches = F.pixel_unshuffle(padded, self.patch_px)  # (B, in_chans p^2, H/p, W/p)
         damage = F.pixel_shuffle(self.conv_out(to_nchw(self._body(patches))), self.patch_px)
         return x + damage[..., :h, :w] / self.img_range
@@ -204,14 +219,18 @@ def _init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - t
         reset()
 
 
-def _check_body(in_chans: int, dim: int, depths: Sequence[int], num_heads: int, drop_path_rate: float) -> None:
+def _check_body(
+    in_chans: int, dim: int, depths: Sequence[int], drop_path_rate: float, mlp_ratio: float, img_range: float
+) -> None:
     check_at_least("in_chans", in_chans, 1)
     check_at_least("dim", dim, 1)
     check_between("drop_path_rate", drop_path_rate, 0, 1)
+    if not mlp_ratio * dim >= 1:
+        raise ValueError(f"mlp_ratio leaves the MLP without a channel, got {mlp_ratio}")
+    if not img_range > 0:
+        raise ValueError(f"img_range is what white is inside the network, a positive number; got {img_range}")
     if not depths or min(depths) < 1:
         raise ValueError(f"depths needs at least one group of at least one layer, got {tuple(depths)}")
-    if dim % num_heads:
-        raise ValueError(f"dim must be a multiple of the {num_heads} heads, got {dim}")
 
 
 _PAPER = dict(dim=180, depths=(6, 6, 6, 6, 6, 6), num_heads=6, drop_path_rate=0.1, embedding_px=128)

@@ -1,9 +1,11 @@
 """`tailprop eval` for restoration: PSNR, SSIM and PSNR-B in SwinIR's protocol, picture by picture."""
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -12,14 +14,15 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from tailprop.checks import check_at_least
-from tailprop.data.loading import EvalOrder, make_loader
+from tailprop.checks import check_output_file, check_output_folder
+from tailprop.data.loading import Broken, EvalOrder, make_loader, note_broken
+from tailprop.data.pictures import refuse_what_is_there, unique_paths
 from tailprop.data.restore import RestoreDataConfig, WholePictures
 from tailprop.distributed import World, join, leave
 from tailprop.figures import draw_restored
 from tailprop.load_restorer import Restorer, load_restorer
 from tailprop.quality import Restored
-from tailprop.restoring import Scores, evaluate_restorer, mean_scores
+from tailprop.restoring import Scores, check_tiles, evaluate_restorer, mean_scores, shared_px
 from tailprop.tasks.restore import take_one
 
 __all__ = ["EvalRestore", "run"]
@@ -55,8 +58,8 @@ class EvalRestore:
     data: TestChoice = field(default_factory=TestChoice)
     tile_px: int | None = None
     """Restore in tiles of this side; none = whole pictures, as in the protocol."""
-    overlap_px: int = 32
-    """Pixels that neighbouring tiles share."""
+    overlap_px: int | None = None
+    """Pixels that neighbouring tiles share, at most half of one; none = 32, or a quarter of a smaller tile."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast type."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -67,11 +70,18 @@ class EvalRestore:
     """Folder for pictures: damaged, restored and clean side by side with PSNR."""
     out: Path | None = None
     """JSON file for the numbers."""
+    overwrite: bool = False
+    """Write over pictures that are in that folder already."""
 
     def check(self) -> None:
-        if self.tile_px is not None:
-            check_at_least("tile_px", self.tile_px, 16)
-        check_at_least("overlap_px", self.overlap_px, 0)
+        check_tiles(self.tile_px, self.overlap_px)
+        check_output_file("--out", self.out)
+        if self.pictures is not None:
+            check_output_folder("--pictures", self.pictures)
+
+    @property
+    def shared_px(self) -> int:
+        return shared_px(self.tile_px, self.overlap_px, 32)
 
 
 def run(options: EvalRestore) -> None:
@@ -81,8 +91,6 @@ def run(options: EvalRestore) -> None:
         restorer = load_restorer(options.checkpoint)
         data = options.data.over(restorer.data)
         scores = _evaluate(options, restorer, data, world)
-        if scores.broken and data.on_broken == "stop":
-            raise ValueError(f"{scores.broken[0]}; mend or remove it, or go on without it (--data.on-broken skip)")
         if world.is_first:
             _say(options, restorer, data, scores)
     finally:
@@ -91,23 +99,40 @@ def run(options: EvalRestore) -> None:
 
 def _evaluate(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig, world: World) -> Scores:
     whole = WholePictures(data.test_pictures(), data, restorer.in_chans)
+    known: dict[str, str] = {}
+
+    def note(broken: Sequence[Broken]) -> None:
+        note_broken(broken, known, data.on_broken, tell=True)
+
+    if data.on_broken == "stop":
+        note(whole.find_broken())
+    drawings = _drawings(options, whole)
     loader = make_loader(whole, EvalOrder(len(whole), 1, world), take_one, 0, world.device)
     restorer.model.to(world.device)
-    if options.pictures is not None:
-        options.pictures.mkdir(parents=True, exist_ok=True)
     console = Console()
     with Progress(console=console, disable=not (world.is_first and console.is_terminal), transient=True) as progress:
         bar = progress.add_task("restoring", total=len(whole) / world.size)
 
         def see(shown: Restored) -> None:
             progress.advance(bar, 1)
-            if options.pictures is not None:
-                draw_restored([shown], options.pictures / f"{Path(shown.name).stem}.png")
+            if shown.name in drawings:
+                drawings[shown.name].parent.mkdir(parents=True, exist_ok=True)
+                draw_restored([shown], drawings[shown.name])
 
         def restore(damaged: torch.Tensor) -> torch.Tensor:
-            return restorer.restore(damaged, options.tile_px, options.overlap_px, options.precision)
+            return restorer.restore(damaged, options.tile_px, options.shared_px, options.precision)
 
-        return evaluate_restorer(restore, loader, world.device, see)
+        return evaluate_restorer(restore, loader, world.device, see, note)
+
+
+def _drawings(options: EvalRestore, whole: WholePictures) -> dict[str, Path]:
+    """Where each picture is drawn, if at all."""
+    if options.pictures is None:
+        return {}
+    stems = unique_paths([options.pictures / name for name in whole.names])
+    targets = [stem.with_name(f"{stem.name}.png") for stem in stems]
+    refuse_what_is_there(whole.paths, targets, options.overwrite)
+    return dict(zip(whole.names, targets, strict=True))
 
 
 def _say(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig, scores: Scores) -> None:
@@ -118,16 +143,23 @@ def _say(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig, scor
         table.add_row(*_cells(Text(row.name), asdict(row), data.damage))
     table.add_row(*_cells(Text(f"mean of {len(scores.rows)}"), mean_scores(scores), data.damage), style="bold")
     console.print(table)
-    tiles = "whole pictures" if options.tile_px is None else f"tiles of {options.tile_px} px sharing {options.overlap_px}"
+    tiles = "whole pictures"
+    if options.tile_px is not None:
+        tiles = f"tiles of {options.tile_px} px sharing {options.shared_px}, smaller pictures whole"
     paper = f"; {restorer.paper}" if restorer.paper else ""
-    console.print(f"{restorer.name}, {damage}, {tiles}{paper}")
+    console.print(f"{restorer.name}, {damage}, {tiles}{paper}", soft_wrap=True)
     if scores.broken:
         console.print(f"{len(scores.broken)} broken pictures left out, the first: {scores.broken[0]}")
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        numbers = dict(model=restorer.name, damage=damage, tile_px=options.tile_px, overlap_px=options.overlap_px)
-        rows: list[dict[str, object]] = [asdict(row) for row in scores.rows]
-        options.out.write_text(json.dumps({**numbers, "mean": mean_scores(scores), "pictures": rows}, indent=2) + "\n")
+        numbers = dict(model=restorer.name, damage=damage, tile_px=options.tile_px, overlap_px=options.shared_px)
+        rows = [_finite(asdict(row)) for row in scores.rows]
+        options.out.write_text(json.dumps({**numbers, "mean": _finite(mean_scores(scores)), "pictures": rows}, indent=2) + "\n")
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: the PSNR of a picture that nothing damaged is null."""
+    return {name: None if value == math.inf else value for name, value in row.items()}
 
 
 def _cells(name: Text, row: dict[str, float], damage: str) -> list[Text | str]:

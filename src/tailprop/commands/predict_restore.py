@@ -1,8 +1,9 @@
 """`tailprop predict` for restoration: pictures of any size, gray or colour, 8 or 16 bits, with or without transparency."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.text import Text
 from torch import Tensor
 
@@ -18,9 +19,10 @@ from tailprop.checks import check_at_least, check_output_folder
 from tailprop.data.degrade import to_unit
 from tailprop.data.loading import Broken
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, refuse_what_is_there, unique_paths
-from tailprop.data.raster import Pixels, peak, try_pixels, write_pixels
+from tailprop.data.raster import Pixels, peak, read_profile, try_pixels, write_pixels
 from tailprop.distributed import join, leave
 from tailprop.load_restorer import Restorer, load_restorer
+from tailprop.restoring import check_tiles, shared_px
 
 __all__ = ["PredictRestore", "restore_pixels", "run"]
 
@@ -41,8 +43,8 @@ class PredictRestore:
     """Pictures of up to this many pixels are restored whole, larger ones in tiles; 0 = tiles always."""
     tile_px: int = TILE_PX
     """Side of the tiles."""
-    overlap_px: int = 64
-    """Pixels that neighbouring tiles share."""
+    overlap_px: int | None = None
+    """Pixels that neighbouring tiles share, at most half of one; none = 64, or a quarter of a smaller tile."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast type."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -56,11 +58,13 @@ class PredictRestore:
 
     def check(self) -> None:
         check_at_least("whole_px", self.whole_px, 0)
-        check_at_least("tile_px", self.tile_px, 16)
-        check_at_least("overlap_px", self.overlap_px, 0)
-        if self.overlap_px > self.tile_px // 2:
-            raise ValueError(f"tiles of {self.tile_px} px may share at most half of it, got --overlap-px {self.overlap_px}")
+        check_tiles(self.tile_px, self.overlap_px)
         check_output_folder("--out", self.out)
+
+    def tile_for(self, pixels: Pixels) -> int | None:
+        """The side of the tiles for a picture; none = whole."""
+        h, w = pixels.shape[:2]
+        return None if h * w <= self.whole_px or max(h, w) <= self.tile_px else self.tile_px
 
 
 def run(options: PredictRestore) -> None:
@@ -83,9 +87,10 @@ def _restore_all(
 ) -> None:
     notes = Console(stderr=True)
     done, broken = 0, []
-    pairs = list(zip(paths, targets, strict=True))
-    with quiet_pillow():
-        for path, target in track(pairs, "restoring", console=notes, transient=True, disable=not notes.is_terminal):
+    with quiet_pillow(), Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        bar = progress.add_task("restoring", total=len(paths))
+        for number, (path, target) in enumerate(zip(paths, targets, strict=True)):
+            progress.update(bar, completed=number)
             pixels = try_pixels(path)
             if isinstance(pixels, Broken):
                 if len(paths) == 1:
@@ -95,9 +100,11 @@ def _restore_all(
                 broken.append(pixels)
                 notes.print(Text(printable(f"skipped {pixels}")), soft_wrap=True)
                 continue
-            tile = None if pixels.shape[0] * pixels.shape[1] <= options.whole_px else options.tile_px
-            restored = restore_pixels(restorer, pixels, device, tile, options.overlap_px, options.precision)
-            write_pixels(target, restored)
+            tile = options.tile_for(pixels)
+            how_tiled = (tile, shared_px(tile, options.overlap_px, 64))
+            tick = partial(progress.advance, bar)
+            restored = restore_pixels(restorer, pixels, device, *how_tiled, options.precision, tick)
+            write_pixels(target, restored, read_profile(path))
             done += 1
             how = "whole" if tile is None else f"in tiles of {tile} px"
             Console().print(Text(printable(f"{path} -> {target} ({pixels.shape[1]}x{pixels.shape[0]}, {how})")), soft_wrap=True)
@@ -112,17 +119,20 @@ def restore_pixels(
     tile_px: int | None = None,
     overlap_px: int = 64,
     precision: str = "fp32",
+    tick: Callable[[float], object] = lambda _share: None,
 ) -> Pixels:
     """A restored picture with the bits, the channels and the transparency of the given one, (H, W, C).
 
     A gray network restores each channel of a colour picture by itself; a colour network sees gray as three equal channels, and
-    their mean is taken.
+    their mean is taken. `tick` is told the share that is done with every tile.
     """
     colours = 1 if pixels.shape[2] <= 2 else 3
     damaged = torch.from_numpy(np.moveaxis(to_unit(pixels[..., :colours]), -1, 0).copy()).to(device)  # (colours, H, W)
 
+    rounds = colours if restorer.in_chans == 1 else 1
+
     def restore(image: Tensor) -> Tensor:  # (1, in_chans, H, W)
-        return restorer.restore(image, tile_px, overlap_px, precision)
+        return restorer.restore(image, tile_px, overlap_px, precision, lambda share: tick(share / rounds))
 
     if restorer.in_chans == 1:
         restored = torch.cat([restore(channel[None, None])[0] for channel in damaged])

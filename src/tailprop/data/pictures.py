@@ -28,6 +28,7 @@ __all__ = [
     "read_ahead",
     "read_picture",
     "refuse_what_is_there",
+    "size_of",
     "unique_paths",
     "unique_stems",
 ]
@@ -114,6 +115,15 @@ def refuse_what_is_there(paths: Sequence[Path], answers: Sequence[Path], overwri
             raise ValueError(f"{answer} is one of the pictures and would be written over; choose another --out")
         if answer.exists() and not overwrite:
             raise ValueError(f"{answer} exists; choose another --out, or give --overwrite to write over what is there")
+
+
+def size_of(path: Path) -> tuple[int, int] | Broken:
+    """Width and height by the header of a file; nothing is decoded."""
+    try:
+        with Image.open(path) as file:
+            return file.size
+    except Exception as error:  # decoders trip over damage in many ways
+        return Broken(str(path), reason_of(error))
 
 
 def read_picture(path: Path, mode: str) -> Image.Image | Broken:

@@ -1,10 +1,12 @@
 """Pictures as arrays with every bit they have: 8 or 16 for each value, gray or colour, with or without transparency.
 
-Pillow cuts 16-bit colour down to 8 bits; there imagecodecs (PNG) and tifffile step in.
+Pillow cuts 16-bit colour down to 8 bits; there imagecodecs (PNG) and tifffile step in. A colour profile goes with the pixels.
 
 Shapes: (H, W, C) with C = 1 gray, 2 gray and alpha, 3 RGB, 4 RGBA.
 """
 
+import struct
+import zlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +20,23 @@ from tailprop.checkpoint import write_atomically
 from tailprop.data.loading import Broken
 from tailprop.data.pictures import reason_of, upright
 
-__all__ = ["Pixels", "fit_channels", "peak", "read_pixels", "studio_luma", "try_pixels", "write_pixels"]
+__all__ = [
+    "Pixels",
+    "fit_channels",
+    "full_luma",
+    "peak",
+    "read_pixels",
+    "read_profile",
+    "studio_luma",
+    "try_pixels",
+    "write_pixels",
+]
 
-_BITS_PER_SAMPLE: Final = 258  # tag of TIFF
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION = 258, 262, 274  # tags of TIFF
 
 Pixels = npt.NDArray[Any]  # uint8 or uint16
-LUMA: Final = (65.481, 128.553, 24.966)  # BT.601 in studio range, 16 to 235 of 255; MATLAB's rgb2ycbcr
+LUMA: Final = (0.299, 0.587, 0.114)  # BT.601
+STUDIO_LUMA: Final = (65.481, 128.553, 24.966)  # the same in studio range, 16 to 235 of 255; MATLAB's rgb2ycbcr
 
 
 def try_pixels(path: Path) -> Pixels | Broken:
@@ -38,8 +51,9 @@ def read_pixels(path: Path) -> Pixels:
     """The picture in a file, upright; of several frames the first, of a palette its colours."""
     with Image.open(path) as file:
         if _is_deep_colour(file):
-            return _read_deep_colour(path, str(file.format))
+            return _turn_upright(_read_deep_colour(path, str(file.format)), file.getexif().get(_ORIENTATION, 1))
         file.load()
+        black_is_high = file.mode.startswith("I;16") and _tags(file).get(_PHOTOMETRIC) == 0  # Pillow turns 8 bits only
         picture = upright(file)
     if picture.mode == "F":
         raise ValueError("its pixels are floats, and nothing says which of them is white; save it with 8 or 16 bits")
@@ -47,24 +61,26 @@ def read_pixels(path: Path) -> Pixels:
         values = np.asarray(picture).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError("its pixels have 32 bits, and nothing says which of them is white; save it with 8 or 16 bits")
-        return values.astype(np.uint16)[..., None]
+        return (65535 - values if black_is_high else values).astype(np.uint16)[..., None]
     values = np.array(picture.convert(_plain_mode(picture)))
     return values[..., None] if values.ndim == 2 else values
 
 
 def _plain_mode(picture: Image.Image) -> str:
-    if picture.mode in ("1", "L"):
-        return "L"
-    if picture.mode in ("LA", "La"):
-        return "LA"
-    has_alpha = picture.mode in ("RGBA", "RGBa", "PA") or (picture.mode == "P" and "transparency" in picture.info)
-    return "RGBA" if has_alpha else "RGB"
+    see_through = "transparency" in picture.info  # one colour of a PNG or a GIF
+    if picture.mode in ("1", "L", "LA", "La"):
+        return "LA" if see_through or picture.mode in ("LA", "La") else "L"
+    return "RGBA" if see_through or picture.mode in ("RGBA", "RGBa", "PA") else "RGB"
+
+
+def _tags(file: Image.Image) -> dict[int, Any]:
+    return dict(getattr(file, "tag_v2", {}))
 
 
 def _is_deep_colour(file: Image.Image) -> bool:
     """Whether Pillow is about to drop half of the bits: it knows them by a raw mode such as RGB;16B, or by a tag of TIFF."""
     raw_modes = [str(tile[3]) for tile in getattr(file, "tile", ())]
-    bits = dict(getattr(file, "tag_v2", {})).get(_BITS_PER_SAMPLE, ())
+    bits = _tags(file).get(_BITS_PER_SAMPLE, ())
     return file.mode in ("RGB", "RGBA", "LA") and (any(";16" in mode for mode in raw_modes) or 16 in bits)
 
 
@@ -79,11 +95,34 @@ def _read_deep_colour(path: Path, kind: str) -> Pixels:
     raise ValueError(f"16-bit colour can be read from PNG and TIFF, not from {kind}; convert it")
 
 
-def write_pixels(path: Path, pixels: Pixels) -> None:
+def _turn_upright(pixels: Pixels, orientation: int) -> Pixels:
+    """As the camera was held: 1 upright, 2 to 8 mirrored, turned or both, as EXIF numbers them."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
+
+
+def read_profile(path: Path) -> bytes | None:
+    """The colour profile of a picture, if its pixels are read in the colours it speaks of: CMYK becomes RGB, and has none."""
+    with Image.open(path) as file:
+        return file.info.get("icc_profile") if file.mode not in ("CMYK", "YCbCr", "LAB", "HSV") else None
+
+
+def write_pixels(path: Path, pixels: Pixels, profile: bytes | None = None) -> None:
     """Save a picture as PNG, with the bits it has."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    flat = np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    write_atomically(path, lambda part: part.write_bytes(imagecodecs.png_encode(flat)))
+    encoded = bytes(imagecodecs.png_encode(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)))
+    write_atomically(path, lambda part: part.write_bytes(_with_profile(encoded, profile)))
+
+
+def _with_profile(png: bytes, profile: bytes | None) -> bytes:
+    """A PNG with a colour profile behind its header: 33 bytes with the signature. The encoder has no way to say it."""
+    if profile is None:
+        return png
+    chunk = b"iCCP" + b"profile\0\0" + zlib.compress(profile)
+    return png[:33] + struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) + png[33:]
 
 
 def peak(pixels: Pixels) -> int:
@@ -92,15 +131,22 @@ def peak(pixels: Pixels) -> int:
 
 
 def studio_luma(pixels: Pixels) -> Pixels:
-    """The luma of RGB, (H, W, 3) -> (H, W, 1), in the pictures' own bits: what SwinIR's tests take for gray."""
+    """The luma of RGB, (H, W, 3) -> (H, W, 1), in the pictures' own bits: what SwinIR's JPEG tests take for gray."""
     top = peak(pixels)
-    luma = pixels.astype(np.float64) / top @ np.array(LUMA) + 16
+    luma = pixels.astype(np.float64) / top @ np.array(STUDIO_LUMA) + 16
     return np.round(luma * (top / 255)).astype(pixels.dtype)[..., None]
 
 
-def fit_channels(pixels: Pixels, channels: int) -> Pixels:
+def full_luma(pixels: Pixels) -> Pixels:
+    """The same from black to white, as decoders make gray."""
+    return np.round(pixels.astype(np.float64) @ np.array(LUMA)).astype(pixels.dtype)[..., None]
+
+
+def fit_channels(pixels: Pixels, channels: int, studio: bool = True) -> Pixels:
     """Without transparency, and gray or colour as asked: colour becomes its luma, gray three equal channels."""
     colour = pixels[..., : 1 if pixels.shape[2] <= 2 else 3]
     if colour.shape[2] == channels:
         return colour
-    return studio_luma(colour) if channels == 1 else np.repeat(colour, 3, axis=2)
+    if channels == 1:
+        return studio_luma(colour) if studio else full_luma(colour)
+    return np.repeat(colour, 3, axis=2)

@@ -3,6 +3,7 @@
 Shapes: B batch, C = 1 gray or 3 colour, H, W; float32 with white at 1.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch import Tensor
 from tailprop.checks import check_at_least, check_between
 from tailprop.data.degrade import JPEG_BLOCK, add_noise, add_test_noise, compress, to_8_bits, to_unit
 from tailprop.data.loading import Broken, Examples, Key
-from tailprop.data.pictures import list_pictures
+from tailprop.data.pictures import list_pictures, size_of
 from tailprop.data.raster import Pixels, fit_channels, try_pixels
+from tailprop.quality import SSIM_LEAST_PX
 
 __all__ = ["Crops", "Pair", "PairBatch", "RestoreDataConfig", "WholePictures", "collate_pairs"]
 
@@ -46,7 +48,7 @@ class RestoreDataConfig:
 
     def check(self) -> None:
         check_at_least("data.crop_px", self.crop_px, 8)
-        check_at_least("data.sigma", self.sigma, 0)
+        check_between("data.sigma", self.sigma, 0, 255)
         check_between("data.quality", self.quality, 1, 100)
         check_at_least("data.cache", self.cache, 0)
         check_at_least("data.workers", self.workers, 0)
@@ -117,7 +119,9 @@ class Crops(Examples):
         pixels = try_pixels(self.paths[index])
         if isinstance(pixels, Broken):
             return pixels
-        pixels = np.ascontiguousarray(fit_channels(pixels, self.channels))
+        # Noise is learned from black to white. JPEG tests are in studio range and photographs are not: half of each.
+        studio = self.data.damage == "jpeg" and index % 2 == 1
+        pixels = np.ascontiguousarray(fit_channels(pixels, self.channels, studio))
         if pixels.nbytes <= self.room:
             self.room -= pixels.nbytes
             self.kept[index] = pixels
@@ -136,25 +140,42 @@ class Crops(Examples):
 
 
 class WholePictures(Examples):
-    """Test pictures as SwinIR damages them."""
+    """Test pictures as SwinIR damages them, by their names below the folder they share."""
 
     def __init__(self, paths: Sequence[Path], data: RestoreDataConfig, channels: int) -> None:
         self.paths, self.data, self.channels = paths, data, channels
+        folder = os.path.commonpath([path.parent for path in paths])
+        self.names = [path.relative_to(folder).as_posix() for path in paths]
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def find_broken(self) -> list[Broken]:
+        """What can be seen without decoding: files that are no pictures, and pictures too small to be measured."""
+        sizes = [(path, size_of(path)) for path in self.paths]
+        found = [size if isinstance(size, Broken) else _too_small(path, *size) for path, size in sizes]
+        return [item for item in found if item is not None]
 
     def __getitem__(self, key: Key) -> Pair | Broken:
         pixels = try_pixels(self.paths[key.index])
         if isinstance(pixels, Broken):
             return pixels
+        if (small := _too_small(self.paths[key.index], pixels.shape[1], pixels.shape[0])) is not None:
+            return small
         pixels = fit_channels(pixels, self.channels)
         clean = to_unit(to_8_bits(pixels))
         if self.data.damage == "noise":
             damaged = add_test_noise(clean, self.data.sigma)
         else:
             damaged = to_unit(compress(pixels, self.data.quality))
-        return Pair(self.paths[key.index].name, _to_tensor(damaged), _to_tensor(clean))
+        return Pair(self.names[key.index], _to_tensor(damaged), _to_tensor(clean))
+
+
+def _too_small(path: Path, width: int, height: int) -> Broken | None:
+    least = SSIM_LEAST_PX
+    if min(width, height) >= least:
+        return None
+    return Broken(str(path), f"SSIM needs at least {least}x{least} px, it has {width}x{height}")
 
 
 def collate_pairs(examples: Sequence[list[Pair | Broken]]) -> PairBatch:

@@ -7,7 +7,7 @@ Finished runs are kept, so the study can be done in pieces (--only) and drawn an
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,6 @@ from tailprop.restorer import RESTORERS
 from tailprop.runs import RunFolder
 from tailprop.studies.measuring import write_rows
 from tailprop.tasks.restore import Restoration, RestoreConfig
-from tailprop.warmstart import read_state_dict
 
 NETWORKS: Final = ("tailprop_ir_light", "vheat_ir_light", "waveformer_ir_light", "swinir_light", "dncnn", "identity_ir_light")
 DONE: Final = "done.json"
@@ -71,6 +70,7 @@ def run(study: RestorerStudy) -> None:
     rows = [json.loads(path.read_text()) for path in sorted(study.runs.glob(f"*/{DONE}"))]
     if not rows:
         raise ValueError(f"no finished run in {study.runs}; name networks with --only")
+    _refuse_others(rows, study)
     rows.sort(key=lambda row: -row["psnr"])
     write_rows(study.out, rows)
     curves = {row["network"]: _curve(study.runs / row["network"]) for row in rows}
@@ -104,6 +104,8 @@ def _train(study: RestorerStudy, name: str, seconds: float, world: World) -> Non
     last = trainer.at.history[-1]
     row = dict(
         network=name,
+        recipe=study.recipe,
+        minutes=study.minutes,
         parameters=sum(p.numel() for p in trainer.model.parameters()),
         steps=trainer.at.total,
         batch=config.optim.batch,
@@ -112,7 +114,7 @@ def _train(study: RestorerStudy, name: str, seconds: float, world: World) -> Non
         ssim=round(last["ssim"], 4),
         best_psnr=round(trainer.at.best["psnr"], 3),
         cpu_minutes=round(last["cpu_minutes"], 1),
-        scales=_scales(trainer.model, folder),
+        scales=_scales(trainer.model),
         **provenance(),
     )
     (folder.path / DONE).write_text(json.dumps(row, indent=2) + "\n")
@@ -149,10 +151,17 @@ def _step(config: RestoreConfig, world: World) -> Callable[[], float]:
     return step
 
 
-def _scales(model: nn.Module, folder: RunFolder) -> str:
-    """Gaussian/Cauchy scale of each layer of the best weights."""
+def _refuse_others(rows: Sequence[dict[str, Any]], study: RestorerStudy) -> None:
+    """A table compares what had the same recipe and the same time."""
+    for row in rows:
+        if (row.get("recipe"), row.get("minutes")) != (study.recipe, study.minutes):
+            made = f"{row.get('recipe')} for {row.get('minutes')} minutes"
+            raise ValueError(f"{study.runs / row['network']} was made with {made}; remove it, or choose another --runs")
+
+
+def _scales(model: nn.Module) -> str:
+    """Gaussian/Cauchy scale of each layer at the end."""
     with torch.no_grad():
-        model.load_state_dict(read_state_dict(folder.weights))
         found = [m.scales().mean(1).tolist() for m in model.modules() if isinstance(m, TailPropagation)]
     return " ".join("/".join(f"{k:.3g}" for k in pair) for pair in found)
 

@@ -84,6 +84,7 @@ class Restoration:
         eval_order = EvalOrder(len(whole), 1, world)  # one at a time: sizes differ
         self.eval_loader = make_loader(whole, eval_order, take_one, min(1, data.workers), world.device)
         self.broken: dict[str, str] = {}
+        self._note(whole.find_broken(), shared=True)  # better now than after the first epoch
         self.shown: list[Restored] = []
 
     def build_model(self, resumed: bool = False) -> nn.Module:
@@ -103,9 +104,10 @@ class Restoration:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         self.shown = []
-        scores = evaluate_restorer(lambda x: restore_whole(model, x), self.eval_loader, self.world.device, self._keep)
-        self._note(scores.broken, shared=True)
-        return self._metrics(scores)
+        found = evaluate_restorer(
+            lambda x: restore_whole(model, x), self.eval_loader, self.world.device, self._keep, self._note
+        )
+        return self._metrics(found)
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """What the manifest says of this task."""
