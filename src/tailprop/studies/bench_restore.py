@@ -78,7 +78,7 @@ def _settings(options: BenchRestore, name: str) -> dict[str, Any]:
 def measure(name: str, side: int, rounds: int, settings: dict[str, Any]) -> Cost:
     """The cost of restoring one square gray picture."""
     torch.set_num_threads(1)
-    model = create_restorer(name, **settings).eval()
+    model = create_restorer(name, **settings).eval().to(memory_format=torch.channels_last)
     picture = torch.rand(1, 1, side, side)
     best = float("inf")
     with torch.inference_mode():
