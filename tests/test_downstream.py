@@ -11,6 +11,8 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
+import tailprop  # noqa: F401 - registers the models
+
 
 class PyramidBackbone(nn.Module):
     """What torchvision's detectors want: a dict of maps, all of one width."""
