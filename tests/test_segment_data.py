@@ -75,6 +75,13 @@ def test_lists_of_classes(tmp_path: Path) -> None:
     assert find_classes(tmp_path, "mine.txt") == ClassList(("cat", "small dog"), first_label=0)
     (tmp_path / "table.txt").write_text("Idx\tName\n3\tcat\n4\tdog\n")
     assert find_classes(tmp_path, "table.txt") == ClassList(("cat", "dog"), first_label=3)
+    (tmp_path / "table.txt").write_text("\ufeffRatio\tIdx\tName\n0.2\t1\tcat\n0.1\t2\tdog\n", encoding="utf-8")
+    assert find_classes(tmp_path, "table.txt") == ClassList(("cat", "dog"), first_label=1)
+    (tmp_path / "table.txt").write_text("Ratio\tName\n0.2\tcat\n")
+    with pytest.raises(ValueError, match="has no column Idx"):
+        read_classes(tmp_path / "table.txt")
+    (tmp_path / "table.txt").write_text("Name\ncat\n")  # a list whose first class is called so
+    assert read_classes(tmp_path / "table.txt") == ClassList(("Name", "cat"), first_label=0)
     for labels in (("3", "5"), ("x", "1")):
         (tmp_path / "table.txt").write_text(f"Idx\tName\n{labels[0]}\tcat\n{labels[1]}\tdog\n")
         with pytest.raises(ValueError, match=r"the column Idx of .*table\.txt must count up by one"):

@@ -11,10 +11,13 @@ import yaml
 from PIL import Image
 
 import tailprop_cli
+from tailprop.commands.eval_segment import SegmentDataChoice
 from tailprop.data.labels import ClassList, read_classes
 from tailprop.data.scenes import write_ade20k
+from tailprop.data.segment import SegmentDataConfig
 from tailprop.data.synthetic import SHAPES, SceneConfig
 from tailprop.load_segmenter import load_segmenter
+from tailprop.runs import portable
 from tailprop.segmenter import SegmenterConfig
 from tests.runs import assert_same_run, last_row, launch, losses, stop_and_go_on
 
@@ -105,6 +108,30 @@ def test_eval_matches_classes_by_name(run: Path, scenes: Path, tmp_path: Path, c
     assert "leave out --split train" in capsys.readouterr().err
 
 
+def test_other_data_comes_with_its_own_list(tmp_path: Path) -> None:
+    """Not with that of the run, whose labels may begin elsewhere."""
+    (tmp_path / "classes.txt").write_text("sky\nperson\n")
+    (tmp_path / "bare").mkdir()
+    of_run = SegmentDataConfig(root=tmp_path / "ade", classes="ade20k", first_label=1, limit=5)
+    own = SegmentDataChoice(root=tmp_path).over(of_run)
+    assert (own.classes, own.first_label, own.limit) == (None, None, None)
+    bare = SegmentDataChoice(root=tmp_path / "bare").over(of_run)  # no list there: the run's
+    assert (bare.classes, bare.first_label) == ("ade20k", 1)
+    given = SegmentDataChoice(classes="table.txt").over(of_run)
+    assert (given.classes, given.first_label, given.limit) == ("table.txt", None, 5)
+    assert SegmentDataChoice(classes="table.txt", first_label=3).over(of_run).first_label == 3
+
+
+def test_eval_of_the_training_split_takes_what_was_learned(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["data"]["limit"] = 2
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
+    args = ["eval", str(tmp_path / "run"), "--split", "train", "--device", "cpu", "--out", str(tmp_path / "n.json")]
+    assert tailprop_cli.main(args) == 0
+    assert json.loads((tmp_path / "n.json").read_text())["count"] == 2
+
+
 def test_predict_writes_label_maps_and_overlays(
     run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +168,7 @@ def test_predict_writes_label_maps_and_overlays(
 
 def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(run / "model.safetensors", tmp_path / "mine.safetensors")
+    (tmp_path / "config.yaml").write_text("somebody: else\n")
     found = []
     for where in (run, tmp_path / "mine.safetensors"):
         args = ["eval", str(where), "--data.root", str(scenes), "--device", "cpu", "--out", str(tmp_path / "numbers.json")]
@@ -150,6 +178,26 @@ def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path, caps
     capsys.readouterr()
     assert tailprop_cli.main(["eval", str(tmp_path / "mine.safetensors")]) == 2  # weights carry no folders of the machine
     assert "--data.root is missing" in capsys.readouterr().err
+
+
+def test_weights_carry_no_folder_of_their_machine() -> None:
+    data = {
+        "root": "/home/me/data",
+        "classes": "/home/me/list.txt",
+        "train_images": "/home/me/a",
+        "val_images": "b",
+        "short_px": 64,
+    }
+    settings = {
+        "task": "segment",
+        "model": {"name": "tailprop_pico", "init": "/home/me/run"},
+        "data": data,
+        "run": {"out": "x"},
+    }
+    carried = portable(settings)
+    assert carried["data"] == {"val_images": "b", "short_px": 64}
+    assert "/home/me" not in str(carried)
+    assert portable(settings | {"data": {"classes": "ade20k"}})["data"] == {"classes": "ade20k"}
 
 
 def test_eval_names_what_it_could_not_use(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

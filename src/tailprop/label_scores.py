@@ -1,5 +1,6 @@
 """Intersection over union from exact counts: a confusion matrix of all labelled pixels of all processes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,14 +32,22 @@ def confusion(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
     return torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
-def score_confusion(counts: Tensor) -> LabelScores:
-    """The numbers of a confusion matrix, (K, K) integers."""
+def score_confusion(counts: Tensor, classes: Sequence[int] | None = None) -> LabelScores:
+    """The numbers of a confusion matrix, (K, K) integers.
+
+    Args:
+        classes: Those the labels know, if they are fewer than the model's; the means are over them alone.
+    """
     counts = counts.double()  # exact up to 2^53 pixels
     right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     if labelled.sum() == 0:
         raise ValueError("no labelled pixel could be evaluated")
     union = labelled + predicted - right
-    iou, accuracy = 100 * right / union, 100 * right / labelled  # nan where there is nothing
+    if classes is not None:
+        known = torch.zeros(len(counts), dtype=torch.bool)
+        known[list(classes)] = True
+        union = torch.where(known, union, 0.0)
+    iou, accuracy = 100 * right / union, 100 * right / labelled  # nan where there is nothing, and right is 0 there
     return LabelScores(
         miou=iou[union > 0].mean().item(),
         pixel_accuracy=(100 * right.sum() / labelled.sum()).item(),

@@ -131,13 +131,22 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_settings(where: str | Path) -> dict[str, Any] | None:
-    """The settings behind a run folder or a file of weights: those of the run around it, or what exported weights carry."""
+    """The settings behind a run folder or a file of weights: those of the run around it, or what exported weights carry.
+
+    A config.yaml that says something else than the weights is not theirs.
+    """
     path = Path(where)
     folder = path if path.is_dir() else path.parent
-    if (folder / "config.yaml").is_file():
-        return read_config(folder)
-    carried = read_notes(path).get("settings") if path.is_file() and path.suffix == ".safetensors" else None
-    return None if carried is None else json.loads(carried)
+    has_config = (folder / "config.yaml").is_file()
+    text = read_notes(path).get("settings") if path.is_file() and path.suffix == ".safetensors" else None
+    if text is None:
+        return read_config(folder) if has_config else None
+    carried: dict[str, Any] = json.loads(text)
+    try:
+        around = read_config(folder) if has_config else carried
+        return around if portable(around) == carried else carried
+    except ValueError:  # somebody else's config.yaml
+        return carried
 
 
 def read_settings(where: str | Path) -> dict[str, Any]:
@@ -171,7 +180,10 @@ def task_of(where: str) -> str | None:
 
 def portable(settings: dict[str, Any]) -> dict[str, Any]:
     """What weights carry with them: all but what belongs to one machine, its folders and how it ran."""
-    data = {name: value for name, value in settings["data"].items() if name not in ("root", "train", "test", "cache")}
+    kept = {name: value for name, value in settings["data"].items() if name not in ("root", "train", "test", "cache")}
+    data = {name: value for name, value in kept.items() if not (isinstance(value, str) and Path(value).is_absolute())}
+    if data.get("classes") != "ade20k":  # a file on this machine; the weights name their classes themselves
+        data.pop("classes", None)
     return {k: v for k, v in settings.items() if k != "run"} | {"data": data, "model": settings["model"] | {"init": None}}
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailprop.data.labels import LabelSet
+from tailprop.data.labels import LabelSet, has_classes
 from tailprop.data.loading import Broken, note_broken
 from tailprop.data.segment import SegmentDataConfig, open_labelled
 from tailprop.distributed import join, leave
@@ -37,7 +37,8 @@ class SegmentDataChoice:
     classes: str | None = None
     """File with a class name in every line; ade20k = its 150."""
     first_label: int | None = None
-    """Number of the first class in the label maps; lower numbers are ignored. None = as the list of classes has it."""
+    """Number of the first class in the label maps; lower numbers are ignored. None = as in the run, or as another list of
+    classes has it."""
     short_px: int | None = None
     """Shorter side the pictures are resized to."""
     long_px: int | None = None
@@ -49,8 +50,13 @@ class SegmentDataChoice:
 
     def over(self, data: SegmentDataConfig) -> SegmentDataConfig:
         changed = over(self, data)
+        other_list = self.classes is not None
         if self.root is not None:
-            changed = replace(changed, source="folder")
+            changed = replace(changed, source="folder", limit=None)
+            if self.classes is None and has_classes(self.root):  # the data's own list comes before the run's
+                changed, other_list = replace(changed, classes=None), True
+        if other_list and self.first_label is None:
+            changed = replace(changed, first_label=None)
         changed.check()
         return changed
 
@@ -113,7 +119,8 @@ def run(options: EvalSegment) -> None:
         part = open_labelled(config.data, options.split, world)
         if options.split == "train":
             part.pairs = part.pairs[: config.data.limit]  # what it was trained on
-        loader = eval_loader(part, config.data.workers, world, align_classes(part, segmenter.classes))
+        order = align_classes(part, segmenter.classes)
+        loader = eval_loader(part, config.data.workers, world, order)
         known: dict[str, str] = {}
         note_broken(part.broken, known, config.data.on_broken, tell=world.is_first)
 
@@ -121,7 +128,9 @@ def run(options: EvalSegment) -> None:
             note_broken(broken, known, config.data.on_broken, tell=True)
 
         with autocast(world.device, options.precision):
-            scores, broken = evaluate_segmenter(segmenter.label, loader, len(segmenter.classes), world.device, note)
+            scores, broken = evaluate_segmenter(
+                segmenter.label, loader, len(segmenter.classes), world.device, note, classes=order
+            )
         if world.is_first:
             _say(options, segmenter, len(part.pairs) - len(broken), scores)
     finally:
@@ -161,7 +170,7 @@ def _say(options: EvalSegment, segmenter: LoadedSegmenter, count: int, scores: L
         table.add_row(Text(name), *("-" if value is None else f"{value:.1f}" for value in (iou, accuracy)))
     console.print(table)
     config = segmenter.config
-    beside = papers_miou(config, segmenter.classes) if options.split == "validation" else ""
+    beside = papers_miou(config, segmenter.classes, count) if options.split == "validation" else ""
     console.print(
         f"mean IoU {scores.miou:.2f} %{beside}, pixels right {scores.pixel_accuracy:.2f} %, mean over classes "
         f"{scores.class_accuracy:.2f} %; {config.model.name}, {count} pictures, shorter side {config.data.short_px} px, "

@@ -91,7 +91,7 @@ def find_classes(root: Path, given: str | None) -> ClassList:
     if given == ADE20K:
         return ade20k_classes()
     if given is not None:
-        return read_classes(next((path for path in (Path(given), root / given) if path.is_file()), Path(given)))
+        return read_classes(next((path for path in (root / given, Path(given)) if path.is_file()), Path(given)))
     for name in CLASS_FILES:
         if (root / name).is_file():
             return read_classes(root / name)
@@ -99,6 +99,11 @@ def find_classes(root: Path, given: str | None) -> ClassList:
         f"{root} has no list of classes; write their names into {root / 'classes.txt'}, a line each in the order of their "
         f"labels, or give such a file with --data.classes ({ADE20K} stands for ADE20K's 150)"
     )
+
+
+def has_classes(root: Path) -> bool:
+    """Whether a folder of data has a list of classes."""
+    return any((root / name).is_file() for name in CLASS_FILES)
 
 
 def ade20k_classes() -> ClassList:
@@ -110,14 +115,17 @@ def read_classes(path: Path) -> ClassList:
     if not path.is_file():
         raise ValueError(f"no list of classes {path}")
     try:
-        lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file; the list of classes has a name in every line") from None
     first_label = 0
-    if lines and (header := lines[0].split("\t"))[-1] == "Name":
+    header = lines[0].split("\t") if lines else []
+    if len(header) > 1 and header[-1] == "Name":
+        if "Idx" not in header:
+            raise ValueError(f"the table {path} has no column Idx that says the label of each class")
         table = [line.split("\t") for line in lines[1:]]
         lines = [cells[-1].strip() for cells in table]
-        first_label = _first_label(path, [cells[0] for cells in table] if header[0] == "Idx" else [])
+        first_label = _first_label(path, [cells[header.index("Idx")] for cells in table])
     twice = next((name for name in lines if lines.count(name) > 1), None)
     if not lines or twice is not None:
         raise ValueError(f"{path} names {'no class' if twice is None else f'{twice!r} twice'}; it needs a name in every line")

@@ -155,7 +155,7 @@ class Segmentation:
             stack_legend(folder / "pictures.jpg", seen, self.classes)
 
     def summary(self, best: dict[str, float]) -> str:
-        paper = papers_miou(self.config, self.classes)
+        paper = papers_miou(self.config, self.classes, len(self.sets["validation"].pairs))
         return f"mean IoU {best['miou']:.2f}{paper}, pixels right {best['pixel_accuracy']:.2f} %"
 
     def _show(self, index: int, predicted: Tensor) -> None:
@@ -167,9 +167,9 @@ class Segmentation:
         note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
 
 
-def papers_miou(config: SegmentConfig, classes: Sequence[str]) -> str:
-    """The paper's number in words, where it is for this model and for ADE20K's classes."""
-    are_ade20ks = tuple(name.split(",")[0] for name in classes) == ade20k_classes().names
+def papers_miou(config: SegmentConfig, classes: Sequence[str], pictures: int) -> str:
+    """The paper's number in words, where it is for this model, for ADE20K's classes and for as many pictures."""
+    are_ade20ks = pictures == 2000 and tuple(name.split(",")[0] for name in classes) == ade20k_classes().names
     number = config.paper_miou.get(config.model.name) if are_ade20ks else None
     return "" if number is None else f" (the paper, on ADE20K's 2,000 validation pictures: {number:.1f})"
 
@@ -202,6 +202,7 @@ def evaluate_segmenter(
     device: torch.device,
     note: Callable[[Sequence[Broken]], object] = lambda _broken: None,
     show: Callable[[int, Tensor], object] = lambda _index, _labels: None,
+    classes: Sequence[int] | None = None,
 ) -> tuple[LabelScores, list[Broken]]:
     """The scores over the pictures of all processes, and what could not be read.
 
@@ -209,6 +210,7 @@ def evaluate_segmenter(
         label: A picture on the device, (3, H, W) in bytes, to the class of every pixel.
         note: Told what could not be read, when it is met; it may raise.
         show: Told the place of each picture in the set, and what was predicted.
+        classes: Those the labels know, if they are fewer than the model's.
     """
     counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
     broken: list[Broken] = []
@@ -223,4 +225,4 @@ def evaluate_segmenter(
     broken = [item for share in gather(broken) for item in share]
     if broken and not everything.any():
         raise ValueError(f"no labelled pixel could be evaluated; the first of {len(broken)} broken: {broken[0]}")
-    return score_confusion(everything), broken
+    return score_confusion(everything, classes), broken
