@@ -83,3 +83,11 @@ def launch(
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *target, *args]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
+
+
+def assert_refused(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command ends with 2 and says why in one line."""
+    assert tailprop_cli.main(args) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -21,7 +21,7 @@ from tailprop.data.scenes import write_coco
 from tailprop.data.synthetic import SceneConfig
 from tailprop.load_detector import load_detector
 from tests.detecting import validation_set, write_recipe
-from tests.runs import assert_same_run, last_row, launch, losses, stop_and_go_on
+from tests.runs import assert_refused, assert_same_run, last_row, launch, losses, stop_and_go_on
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +288,4 @@ def test_mistakes_are_answered_in_one_line(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert tailprop_cli.main(args) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert_refused(args, message, capsys)

@@ -19,7 +19,7 @@ from tailprop.data.synthetic import SHAPES, SceneConfig
 from tailprop.load_segmenter import load_segmenter
 from tailprop.runs import portable
 from tailprop.segmenter import SegmenterConfig
-from tests.runs import assert_same_run, last_row, launch, losses, stop_and_go_on
+from tests.runs import assert_refused, assert_same_run, last_row, launch, losses, stop_and_go_on
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
 SWIN = "swin_tiny_patch4_window7_224"
@@ -265,10 +265,7 @@ def test_mistakes_are_answered_in_one_line(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert tailprop_cli.main(args) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert_refused(args, message, capsys)
 
 
 def test_bench_writes_what_it_measured(tmp_path: Path) -> None:

@@ -34,15 +34,16 @@ def check_output_file(option: str, path: Path | None) -> None:
         return
     if path.is_dir():
         raise ValueError(f"{option} {path} is a folder; name a file")
-    if (at := next((parent for parent in path.parents if parent.exists()), None)) is not None and not at.is_dir():
-        raise ValueError(f"{option} {path} cannot be written: {at} is a file")
+    check_output_folder(option, path.parent)
 
 
 def check_output_folder(option: str, path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{option} {path} is a file; name a folder")
-    if (at := next((parent for parent in path.parents if parent.exists()), None)) is not None and not at.is_dir():
-        raise ValueError(f"{option} {path} cannot be made: {at} is a file")
+    """The same for a folder, which need not be there."""
+    for at in (path, *path.parents):
+        if at.exists():
+            if not at.is_dir():
+                raise ValueError(f"{option}: {at} is a file; name a folder")
+            return
 
 
 def check_model(name: str) -> None:

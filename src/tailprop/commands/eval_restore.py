@@ -106,7 +106,7 @@ def _evaluate(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig,
 
     if data.on_broken == "stop":
         note(whole.find_broken())
-    drawings = _drawings(options, whole)
+    drawings = _drawings(options, whole, check=world.is_first)
     loader = make_loader(whole, EvalOrder(len(whole), 1, world), take_one, 0, world.device)
     restorer.model.to(world.device)
     console = Console()
@@ -125,13 +125,14 @@ def _evaluate(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig,
         return evaluate_restorer(restore, loader, world.device, see, note)
 
 
-def _drawings(options: EvalRestore, whole: WholePictures) -> dict[str, Path]:
-    """Where each picture is drawn, if at all."""
+def _drawings(options: EvalRestore, whole: WholePictures, check: bool) -> dict[str, Path]:
+    """Where each picture is drawn, if at all; one process looks what is there, another may be drawing already."""
     if options.pictures is None:
         return {}
     stems = unique_paths([options.pictures / name for name in whole.names])
     targets = [stem.with_name(f"{stem.name}.png") for stem in stems]
-    refuse_what_is_there(whole.paths, targets, options.overwrite)
+    if check:
+        refuse_what_is_there(whole.paths, targets, options.overwrite)
     return dict(zip(whole.names, targets, strict=True))
 
 

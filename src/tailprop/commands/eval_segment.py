@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tailprop.checks import check_output_file
 from tailprop.data.labels import LabelSet, has_classes
 from tailprop.data.loading import Broken, note_broken
 from tailprop.data.segment import SegmentDataConfig, open_labelled
@@ -106,10 +107,14 @@ class EvalSegment:
     out: Path | None = None
     """JSON file for the numbers, those of every class among them."""
 
+    def check(self) -> None:
+        check_output_file("--out", self.out)
+        if self.split == "train" and (self.data.val_images or self.data.val_labels):
+            raise ValueError("--data.val-images and --data.val-labels are of the validation split; leave out --split train")
+
 
 def run(options: EvalSegment) -> None:
-    if options.split == "train" and (options.data.val_images or options.data.val_labels):
-        raise ValueError("--data.val-images and --data.val-labels are of the validation split; leave out --split train")
+    options.check()
     world = join(options.device, options.threads)
     try:
         segmenter = load_segmenter(options.checkpoint)
