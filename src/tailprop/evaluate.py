@@ -1,6 +1,6 @@
 """Exact metrics: sums over all examples of all processes, each example counted once."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,10 @@ class Accuracy:
     broken: tuple[Broken, ...] = ()
 
 
+def ignore(told: object) -> None:
+    """For those who do not want to be told."""
+
+
 @torch.inference_mode()
 def evaluate_classifier(
     model: Callable[[Tensor], Tensor],
@@ -33,7 +37,8 @@ def evaluate_classifier(
     num_classes: int,
     device: torch.device,
     subset: Tensor | None = None,
-    tick: Callable[[int], object] = lambda _count: None,
+    tick: Callable[[int], object] = ignore,
+    note: Callable[[Sequence[Broken]], object] = ignore,
 ) -> Accuracy:
     """Top-1, top-5, mean loss and confusion.
 
@@ -43,6 +48,7 @@ def evaluate_classifier(
         num_classes: Number of classes the labels come from.
         subset: The model's outputs that stand for those classes, where it has more (ImageNet-A: 200 of 1000).
         tick: Told the number of examples of each batch, for a progress bar.
+        note: Told what could not be read, when it is met; it may raise.
     """
     if isinstance(model, nn.Module) and model.training:
         raise ValueError("the model is in training mode; call eval() first")
@@ -50,6 +56,7 @@ def evaluate_classifier(
     confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64)
     broken: list[Broken] = []
     for batch in batches:
+        note(batch.broken)
         broken += batch.broken
         if len(batch) == 0:
             continue

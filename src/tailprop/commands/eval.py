@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +16,10 @@ from rich.table import Table
 
 from tailprop.checks import check_at_least
 from tailprop.data.classify import DataConfig, Pictures, collate, open_source
-from tailprop.data.loading import EvalOrder, make_loader
+from tailprop.data.loading import Damage, EvalOrder, make_loader
 from tailprop.data.sources import Folder, Source, check_labels
 from tailprop.distributed import World, join, leave
-from tailprop.evaluate import Accuracy, evaluate_classifier
+from tailprop.evaluate import Accuracy, evaluate_classifier, ignore
 from tailprop.figures import draw_confusion
 from tailprop.learner import autocast
 from tailprop.load import Classifier, load_classifier
@@ -154,10 +155,9 @@ def evaluate_on(
     silent = not world.is_first or not console.is_terminal
     with Progress(console=console, disable=silent, transient=True) as progress, autocast(world.device, precision):
         bar = progress.add_task(title, total=len(source.labels) / world.size)
-        result = evaluate_classifier(model, loader, count, world.device, subset, tick=lambda done: progress.advance(bar, done))
-    if result.broken and data.on_broken == "stop":
-        raise ValueError(f"{result.broken[0]}; mend or remove it, or go on without it (--data.on-broken skip)")
-    return result
+        advance, damage = partial(progress.advance, bar), Damage(data.on_broken)
+        note = damage.note if data.on_broken == "stop" else ignore  # those left out are counted when it ends
+        return evaluate_classifier(model, loader, count, world.device, subset, advance, note)
 
 
 def _say(options: Eval, classifier: Classifier, data: DataConfig, result: Accuracy) -> None:

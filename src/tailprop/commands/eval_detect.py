@@ -13,7 +13,7 @@ from tailprop.checks import check_output_file
 from tailprop.coco_scores import KINDS, NAMES, RECALLS
 from tailprop.data.coco import CocoSet
 from tailprop.data.detect import DetectDataConfig, open_coco
-from tailprop.data.loading import note_broken
+from tailprop.data.loading import Damage
 from tailprop.distributed import join, leave
 from tailprop.learner import autocast
 from tailprop.load_detector import LoadedDetector, load_detector
@@ -86,12 +86,11 @@ def run(options: EvalDetect) -> None:
         if options.split == "train":
             part.images = learned_from(part, data)
         ids = align_categories(part, detector)
-        known: dict[str, str] = {}
-        note_broken(part.broken, known, data.on_broken, tell=world.is_first)
+        damage = Damage(data.on_broken, world.is_first)
+        damage.note(part.broken, shared=True)
         model, loader = detector.model.to(world.device), eval_loader(part.images, part.category_ids, data.workers, world)
         with autocast(world.device, options.precision):
-            results, broken = detect_all(model, loader, ids, world.device)
-        note_broken(broken, known, data.on_broken, tell=world.is_first)
+            results, broken = detect_all(model, loader, ids, world.device, damage.note)
         scores = score_over_processes(part, results, broken, world)
         if world.is_first:
             _say(options, detector, len(part.images) - len(broken), scores)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailprop.checks import check_output_file, check_output_folder
-from tailprop.data.loading import Broken, EvalOrder, make_loader, note_broken
+from tailprop.data.loading import Damage, EvalOrder, make_loader
 from tailprop.data.pictures import refuse_what_is_there, unique_paths
 from tailprop.data.restore import RestoreDataConfig, WholePictures
 from tailprop.distributed import World, join, leave
@@ -99,13 +99,9 @@ def run(options: EvalRestore) -> None:
 
 def _evaluate(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig, world: World) -> Scores:
     whole = WholePictures(data.test_pictures(), data, restorer.in_chans)
-    known: dict[str, str] = {}
-
-    def note(broken: Sequence[Broken]) -> None:
-        note_broken(broken, known, data.on_broken, tell=True)
-
+    damage = Damage(data.on_broken, world.is_first)
     if data.on_broken == "stop":
-        note(whole.find_broken())
+        damage.note(whole.find_broken(), shared=True)
     drawings = _drawings(options, whole, check=world.is_first)
     loader = make_loader(whole, EvalOrder(len(whole), 1, world), take_one, 0, world.device)
     restorer.model.to(world.device)
@@ -122,7 +118,7 @@ def _evaluate(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig,
         def restore(damaged: torch.Tensor) -> torch.Tensor:
             return restorer.restore(damaged, options.tile_px, options.shared_px, options.precision)
 
-        return evaluate_restorer(restore, loader, world.device, see, note)
+        return evaluate_restorer(restore, loader, world.device, see, damage.note)
 
 
 def _drawings(options: EvalRestore, whole: WholePictures, check: bool) -> dict[str, Path]:

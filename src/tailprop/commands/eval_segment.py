@@ -1,7 +1,6 @@
 """`tailprop eval` for a segmenter: mean IoU on its own data or on any with label PNGs."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from tailprop.checks import check_output_file
 from tailprop.data.labels import LabelSet, has_classes
-from tailprop.data.loading import Broken, note_broken
+from tailprop.data.loading import Damage
 from tailprop.data.segment import SegmentDataConfig, open_labelled
 from tailprop.distributed import join, leave
 from tailprop.label_scores import LabelScores
@@ -126,15 +125,11 @@ def run(options: EvalSegment) -> None:
             part.pairs = part.pairs[: config.data.limit]  # what it was trained on
         order = align_classes(part, segmenter.classes)
         loader = eval_loader(part, config.data.workers, world, order)
-        known: dict[str, str] = {}
-        note_broken(part.broken, known, config.data.on_broken, tell=world.is_first)
-
-        def note(broken: Sequence[Broken]) -> None:
-            note_broken(broken, known, config.data.on_broken, tell=True)
-
+        damage = Damage(config.data.on_broken, world.is_first)
+        damage.note(part.broken, shared=True)
         with autocast(world.device, options.precision):
             scores, broken = evaluate_segmenter(
-                segmenter.label, loader, len(segmenter.classes), world.device, note, classes=order
+                segmenter.label, loader, len(segmenter.classes), world.device, damage.note, classes=order
             )
         if world.is_first:
             _say(options, segmenter, len(part.pairs) - len(broken), scores)

@@ -26,13 +26,13 @@ from tailprop.distributed import World
 
 __all__ = [
     "Broken",
+    "Damage",
     "EvalOrder",
     "Examples",
     "Key",
     "TrainOrder",
     "make_loader",
     "mix",
-    "note_broken",
     "report",
     "require_full",
     "seeded",
@@ -70,15 +70,22 @@ def report(broken: Sequence[Broken]) -> None:
         print(f"left out, {len(broken) - _NAMED} more", file=sys.stderr)
 
 
-def note_broken(found: Sequence[Broken], known: dict[str, str], on_broken: str, tell: bool) -> None:
-    """Stop at the first, or add the new ones to the known and go on; with `tell`, naming them."""
-    if found and on_broken == "stop":
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ValueError(f"{found[0]}{more}; mend or remove it, or go on without it (--data.on-broken skip)")
-    new = {item.name: item for item in found if item.name not in known}
-    if tell:
-        report(list(new.values()))
-    known |= {name: item.reason for name, item in new.items()}
+class Damage(dict[str, str]):
+    """What is broken so far, with the reason: nothing is named twice, and at the first it stops if so configured."""
+
+    def __init__(self, on_broken: str, is_first: bool = True) -> None:
+        super().__init__()
+        self.on_broken, self.is_first = on_broken, is_first
+
+    def note(self, found: Sequence[Broken], shared: bool = False) -> None:
+        """Add what was found. What every process has found (`shared`) is named by the first."""
+        if found and self.on_broken == "stop":
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise ValueError(f"{found[0]}{more}; mend or remove it, or go on without it (--data.on-broken skip)")
+        new = {item.name: item for item in found if item.name not in self}
+        if self.is_first or not shared:
+            report(list(new.values()))
+        self.update({name: item.reason for name, item in new.items()})
 
 
 def require_full(batch: Any, size: int) -> None:

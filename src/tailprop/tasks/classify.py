@@ -1,7 +1,7 @@
 """Classification: settings, model, batches, loss and metrics."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,7 +28,7 @@ from tailprop.data.classify import (
     open_source,
     train_transforms,
 )
-from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, note_broken, require_full, to_device
+from tailprop.data.loading import Damage, EvalOrder, TrainOrder, make_loader, require_full, to_device
 from tailprop.data.sources import check_labels, split_hash
 from tailprop.distributed import World
 from tailprop.evaluate import Accuracy, evaluate_classifier
@@ -91,7 +91,7 @@ class Classification:
         self.eval_loader = make_loader(held_out, eval_order, collate, data.workers, world.device)
         self.finish = Finish(config.augment, in_chans, world.device)
         self.mixup = _mixup(config.augment, self.num_classes)
-        self.broken: dict[str, str] = {}
+        self.broken = Damage(config.data.on_broken, world.is_first)
         self.result: Accuracy | None = None
 
     def build_model(self, resumed: bool = False) -> nn.Module:
@@ -104,7 +104,7 @@ class Classification:
         return self.train_loader
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        self._note(batch.broken)
+        self.broken.note(batch.broken)
         require_full(batch, self.config.optim.batch)
         images = self.finish(to_device(batch.images, self.world.device), batch.seeds)
         labels = to_device(batch.labels, self.world.device)
@@ -114,8 +114,7 @@ class Classification:
         return SoftTargetCrossEntropy()(model(images), soft)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        self.result = evaluate_classifier(model, self.eval_loader, self.num_classes, self.world.device)
-        self._note(self.result.broken, shared=True)
+        self.result = evaluate_classifier(model, self.eval_loader, self.num_classes, self.world.device, note=self.broken.note)
         return {"top1": self.result.top1, "top5": self.result.top5, "val_loss": self.result.loss}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
@@ -155,10 +154,6 @@ class Classification:
         number = self.config.paper_top1.get(self.config.model.name) if self.num_classes == 1000 else None
         paper = "" if number is None else f" (the paper, on ImageNet-1K: {number})"
         return f"top-1 {best['top1']:.2f}{paper}, top-5 {best['top5']:.2f}"
-
-    def _note(self, broken: Sequence[Broken], shared: bool = False) -> None:
-        """What every process has found is named by the first."""
-        note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
 
 
 def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> nn.Module:

@@ -1,7 +1,7 @@
 """Detection and instance segmentation: settings, model, batches, losses and COCO's numbers."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +27,7 @@ from tailprop.data.detect import (
     collate,
     open_coco,
 )
-from tailprop.data.loading import Broken, EvalOrder, make_loader, note_broken, require_full, to_device
+from tailprop.data.loading import Broken, Damage, EvalOrder, make_loader, require_full, to_device
 from tailprop.detector import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.distributed import World, gather
 from tailprop.drawing import draw_objects, draw_page, objects_of
@@ -68,11 +68,11 @@ class Detection:
     def __init__(self, config: DetectConfig, world: World) -> None:
         self.config, self.world = config, world
         data, optim = config.data, config.optim
-        self.broken: dict[str, str] = {}
+        self.broken = Damage(config.data.on_broken, world.is_first)
         train, validation = open_coco(data, "train", world), open_coco(data, "validation", world)
         check_categories(train, validation)
         for part in (train, validation):
-            self._note(part.broken, shared=True)
+            self.broken.note(part.broken, shared=True)
         images = self._to_learn_from(train)
         if data.validate_on_train:
             validation = CocoSet(train.name, images, train.categories)
@@ -112,7 +112,7 @@ class Detection:
         return self.train_loader
 
     def loss(self, model: nn.Module, batch: DetectBatch) -> Tensor:
-        self._note(batch.broken)
+        self.broken.note(batch.broken)
         require_full(batch, self.config.optim.batch)
         images = [to_device(image, self.world.device).float() / 255 for image in batch.images]
         targets = [{name: to_device(v, self.world.device) for name, v in target.items()} for target in batch.targets]
@@ -121,8 +121,7 @@ class Detection:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         validation = self.sets["validation"]
-        results, broken = detect_all(model, self.eval_loader, self.category_ids, self.world.device)
-        self._note(broken, shared=True)
+        results, broken = detect_all(model, self.eval_loader, self.category_ids, self.world.device, self.broken.note)
         scores = score_over_processes(validation, results, broken, self.world)
         self.results = results
         if self.world.is_first:
@@ -170,10 +169,6 @@ class Detection:
     def summary(self, best: dict[str, float]) -> str:
         return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{papers_ap(self.config, len(self.classes))}"
 
-    def _note(self, broken: Sequence[Broken], shared: bool = False) -> None:
-        """What every process has found is named by the first."""
-        note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
-
 
 def learned_from(train: CocoSet, data: DetectDataConfig) -> list[CocoImage]:
     """The training pictures that are used."""
@@ -206,12 +201,20 @@ def eval_loader(images: Sequence[CocoImage], category_ids: Sequence[int], worker
 
 @torch.inference_mode()
 def detect_all(
-    model: nn.Module, batches: Iterable[DetectBatch], category_ids: Sequence[int | None], device: torch.device
+    model: nn.Module,
+    batches: Iterable[DetectBatch],
+    category_ids: Sequence[int | None],
+    device: torch.device,
+    note: Callable[[Sequence[Broken]], object],
 ) -> tuple[list[dict[str, Any]], list[Broken]]:
-    """What is found in all pictures of all processes, in the order of the images' ids, and what could not be read."""
+    """What is found in all pictures of all processes, in the order of the images' ids, and what could not be read.
+
+    `note` is told what could not be read when it is met, and may raise.
+    """
     results: list[dict[str, Any]] = []
     broken: list[Broken] = []
     for batch in batches:
+        note(batch.broken)
         broken += batch.broken
         for image, image_id in zip(batch.images, batch.ids, strict=True):
             (found,) = model([to_device(image, device).float() / 255])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tailprop.checks import check_at_least, check_choice
 from tailprop.config import ModelConfig, OptimConfig, RunConfig
 from tailprop.cost import count_macs, count_parameters
-from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, note_broken, require_full, to_device
+from tailprop.data.loading import Damage, EvalOrder, TrainOrder, make_loader, require_full, to_device
 from tailprop.data.restore import Crops, PairBatch, RestoreDataConfig, WholePictures, collate_pairs
 from tailprop.distributed import World
 from tailprop.figures import draw_learning, draw_restored
@@ -83,8 +83,8 @@ class Restoration:
         whole = WholePictures(self.paths["test"], data, channels)
         eval_order = EvalOrder(len(whole), 1, world)  # one at a time: sizes differ
         self.eval_loader = make_loader(whole, eval_order, take_one, min(1, data.workers), world.device)
-        self.broken: dict[str, str] = {}
-        self._note(whole.find_broken(), shared=True)  # better now than after the first epoch
+        self.broken = Damage(config.data.on_broken, world.is_first)
+        self.broken.note(whole.find_broken(), shared=True)  # better now than after the first epoch
         self.shown: list[Restored] = []
 
     def build_model(self, resumed: bool = False) -> nn.Module:
@@ -97,7 +97,7 @@ class Restoration:
         return self.train_loader
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Tensor:
-        self._note(batch.broken)
+        self.broken.note(batch.broken)
         require_full(batch, self.config.optim.batch)
         restored = model(to_device(batch.damaged, self.world.device))
         return charbonnier(restored, to_device(batch.clean, self.world.device), self.config.loss_eps)
@@ -105,7 +105,7 @@ class Restoration:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         self.shown = []
         found = evaluate_restorer(
-            lambda x: restore_whole(model, x), self.eval_loader, self.world.device, self._keep, self._note
+            lambda x: restore_whole(model, x), self.eval_loader, self.world.device, self._keep, self.broken.note
         )
         return self._metrics(found)
 
@@ -141,10 +141,6 @@ class Restoration:
     def _keep(self, restored: Restored) -> None:
         if len(self.shown) < _SHOWN:
             self.shown.append(restored)
-
-    def _note(self, broken: Sequence[Broken], shared: bool = False) -> None:
-        """What every process has found is named by the first."""
-        note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
 
 
 def charbonnier(restored: Tensor, clean: Tensor, eps: float = 1e-3) -> Tensor:

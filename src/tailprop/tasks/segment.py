@@ -16,7 +16,7 @@ from tailprop.checks import check_model
 from tailprop.config import ModelConfig, OptimConfig, RunConfig
 from tailprop.cost import count_parameters
 from tailprop.data.labels import IGNORE, LabelSet, ade20k_classes, read_pair
-from tailprop.data.loading import Broken, EvalOrder, TrainOrder, make_loader, note_broken, require_full, to_device
+from tailprop.data.loading import Broken, Damage, EvalOrder, TrainOrder, make_loader, require_full, to_device
 from tailprop.data.segment import (
     Augment,
     SegmentAugmentConfig,
@@ -72,10 +72,10 @@ class Segmentation:
         self.config, self.world = config, world
         data, optim = config.data, config.optim
         check_batch(optim.batch, world)
-        self.broken: dict[str, str] = {}
+        self.broken = Damage(config.data.on_broken, world.is_first)
         train, validation = open_labelled(data, "train", world), open_labelled(data, "validation", world)
         for part in (train, validation):
-            self._note(part.broken, shared=True)
+            self.broken.note(part.broken, shared=True)
         train.pairs = train.pairs[: data.limit]
         self.sets = {"train": train, "validation": validation}
         self.classes = train.classes
@@ -100,7 +100,7 @@ class Segmentation:
         return self.train_loader
 
     def loss(self, model: nn.Module, batch: SegmentBatch) -> Tensor:
-        self._note(batch.broken)
+        self.broken.note(batch.broken)
         require_full(batch, self.config.optim.batch)
         images = normalise(to_device(torch.stack(batch.images), self.world.device))
         labels = to_device(torch.stack(batch.labels), self.world.device).long()
@@ -116,7 +116,7 @@ class Segmentation:
         def label(image: Tensor) -> Tensor:
             return label_picture(model, image, self.config.inference, data.short_px, data.long_px)
 
-        found = evaluate_segmenter(label, self.eval_loader, len(self.classes), self.world.device, self._note, self._show)
+        found = evaluate_segmenter(label, self.eval_loader, len(self.classes), self.world.device, self.broken.note, self._show)
         return found[0].numbers()
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
@@ -161,10 +161,6 @@ class Segmentation:
     def _show(self, index: int, predicted: Tensor) -> None:
         if len(self.shown) < PICTURES_DRAWN:
             self.shown[index] = predicted
-
-    def _note(self, broken: Sequence[Broken], shared: bool = False) -> None:
-        """What every process has found is named by the first."""
-        note_broken(broken, self.broken, self.config.data.on_broken, tell=self.world.is_first or not shared)
 
 
 def papers_miou(config: SegmentConfig, classes: Sequence[str], pictures: int) -> str:

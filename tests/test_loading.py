@@ -1,0 +1,126 @@
+"""Orders, seeds, batch augmentation and accuracy: what is learned from and counted, example by example."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageEnhance
+
+from tailprop.data.classify import AugmentConfig, Batch, DataConfig, Finish, jitter_colours, train_transforms
+from tailprop.data.loading import EvalOrder, Key, TrainOrder, mix, seeded
+from tailprop.distributed import World
+from tailprop.evaluate import evaluate_classifier
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 1), (11, 2), (7, 3), (2, 4)])
+def test_every_example_is_evaluated_once(count: int, size: int) -> None:
+    seen = [key.index for rank in range(size) for batch in EvalOrder(count, 3, World(rank, size, CPU)) for key in batch]
+    assert sorted(seen) == list(range(count))
+
+
+def test_training_order() -> None:
+    def indices(epoch: int, rank: int, size: int, batch: int, start: int = 0) -> list[list[int]]:
+        order = TrainOrder(20, batch, seed=1, world=World(rank, size, CPU))
+        order.begin(epoch, start)
+        return [[key.index for key in keys] for keys in order]
+
+    whole = indices(0, 0, 1, 6)
+    assert len(whole) == 3
+    assert whole != indices(1, 0, 1, 6)
+    assert whole[1:] == indices(0, 0, 1, 6, start=1)
+    halves = [indices(0, rank, 2, 3) for rank in (0, 1)]
+    assert [a + b for a, b in zip(*halves, strict=True)] == whole
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_epochs_of_a_given_length(size: int) -> None:
+    """Seven examples in batches of four: whatever the epochs, every seven places hold every example once."""
+
+    def keys(epoch: int, start: int = 0) -> list[Key]:
+        orders = [TrainOrder(7, 4 // size, 1, World(rank, size, CPU), epochs=3, epoch_steps=5) for rank in range(size)]
+        for order in orders:
+            order.begin(epoch, start)
+        return [key for parts in zip(*orders, strict=True) for part in parts for key in part]
+
+    row = [key for epoch in range(3) for key in keys(epoch)]
+    assert len(row) == 60
+    for first in range(0, 56, 7):
+        assert sorted(key.index for key in row[first : first + 7]) == list(range(7))
+    assert len({key.seed for key in row}) == 60
+    assert keys(1, start=2) == keys(1)[8:]
+
+
+def test_mixed_seeds_are_apart() -> None:
+    seeds = {mix(a, b, c) for a in range(3) for b in range(30) for c in range(300)}
+    assert len(seeds) >= 27_000 - 2  # 2**32 seeds: 0.1 collisions expected
+    assert mix(0, 1) != mix(1, 0)
+    assert mix(1) != mix(1, 0)
+    bits = np.unpackbits(np.array([mix(0, i) for i in range(4000)], dtype=np.uint32).view(np.uint8)).reshape(4000, 32)
+    assert np.abs(bits.mean(0) - 0.5).max() < 0.04  # five standard deviations
+
+
+def test_seeding_is_local() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    first = torch.rand(1)
+    with seeded(5):
+        inside = torch.rand(1)
+    torch.testing.assert_close(torch.cat([first, torch.rand(1)]), expected)
+    with seeded(5):
+        assert torch.equal(torch.rand(1), inside)
+
+
+def test_accuracy_against_a_direct_computation() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(50, 8), torch.randint(0, 8, (50,))
+    batches = [Batch(x, y) for x, y in zip(logits.split(7), labels.split(7), strict=True)]
+    result = evaluate_classifier(lambda x: x, batches, 8, CPU)
+    order = logits.argsort(1, descending=True)
+    assert result.top1 == pytest.approx(100 * (order[:, 0] == labels).double().mean().item())
+    assert result.top5 == pytest.approx(100 * (order[:, :5] == labels[:, None]).any(1).double().mean().item())
+    assert result.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert result.confusion.sum() == 50
+    assert result.confusion[2, 3] == ((labels == 2) & (order[:, 0] == 3)).sum()
+    few = evaluate_classifier(lambda x: x, [Batch(torch.eye(3), torch.tensor([0, 1, 1]))], 3, CPU)
+    assert few.top1 == pytest.approx(200 / 3)
+    assert few.top5 == 100.0
+
+
+def test_batch_augmentation_is_pillows_and_a_function_of_the_seed() -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    factors = torch.tensor([[0.7, 1.3, 1.0], [1.2, 0.6, 1.0], [0.5, 1.4, 1.0]])
+    ours = jitter_colours(images.float(), factors[..., None, None, None])
+    for image, result, (brightness, contrast, saturation) in zip(pixels, ours, factors.T.tolist(), strict=True):
+        expected = ImageEnhance.Brightness(Image.fromarray(image)).enhance(brightness)
+        expected = ImageEnhance.Color(ImageEnhance.Contrast(expected).enhance(contrast)).enhance(saturation)
+        difference = result.permute(1, 2, 0).numpy() - np.asarray(expected, dtype=np.float32)
+        assert np.abs(difference).max() < 4  # Pillow rounds after each of the three
+
+    finish = Finish(AugmentConfig(auto_augment=None, erase=0.5), 3, CPU)
+    whole = finish(images, [5, 6, 7])
+    torch.testing.assert_close(torch.cat([finish(images[i : i + 1], [5 + i]) for i in range(3)]), whole)
+    assert not torch.equal(finish(images, [8, 9, 10]), whole)
+
+
+def test_crop_colour_and_erasing_are_independent() -> None:
+    config = AugmentConfig(auto_augment=None, erase=0.5)
+    finish = Finish(config, 3, CPU)
+    (transform,) = train_transforms(DataConfig(size_px=32), config)
+    crop = transform.transforms[0]
+    areas, seeds = [], [mix(0, 0, i) for i in range(300)]
+    for seed in seeds:
+        with seeded(seed):
+            _, _, height, width = crop.get_params(Image.new("RGB", (64, 64)), crop.scale, crop.ratio)
+        areas.append(height * width)
+    brightness = finish._factors(seeds, CPU)[0].flatten()
+    gray = torch.full((300, 3, 32, 32), 128, dtype=torch.uint8)
+    finished = finish(gray, seeds)
+    erased = (finished != finished[:, :, :1, :1]).flatten(1).any(1).float()
+    together = torch.corrcoef(torch.stack([torch.tensor(areas).float(), brightness, erased]))
+    assert (together - torch.eye(3)).abs().max() < 0.2  # 300 pictures: 0.06 is one standard error
+    assert 0.35 < erased.mean() < 0.65
