@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageEnhance
 
 from tailprop.data.classify import AugmentConfig, Batch, DataConfig, Finish, jitter_colours, train_transforms
-from tailprop.data.loading import EvalOrder, Key, TrainOrder, mix, seeded
+from tailprop.data.loading import Broken, Damage, EvalOrder, Key, TrainOrder, mix, seeded
 from tailprop.distributed import World
 from tailprop.evaluate import evaluate_classifier
 
@@ -124,3 +124,24 @@ def test_crop_colour_and_erasing_are_independent() -> None:
     together = torch.corrcoef(torch.stack([torch.tensor(areas).float(), brightness, erased]))
     assert (together - torch.eye(3)).abs().max() < 0.2  # 300 pictures: 0.06 is one standard error
     assert 0.35 < erased.mean() < 0.65
+
+
+def test_damage_stops_an_evaluation_where_it_is_met_or_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = Broken("b.png", "is cut off")
+    whole, spoilt = Batch(torch.eye(3), torch.arange(3)), Batch(torch.eye(3), torch.arange(3), [broken])
+    seen = []
+
+    def model(images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return images
+
+    with pytest.raises(ValueError, match=r"b\.png: is cut off; mend or remove it"):
+        evaluate_classifier(model, [whole, spoilt, whole], 3, CPU, note=Damage("stop").note)
+    assert seen == [3]
+
+    damage = Damage("skip")
+    result = evaluate_classifier(model, [whole, spoilt, spoilt], 3, CPU, note=damage.note)
+    assert (damage, result.broken) == ({"b.png": "is cut off"}, (broken, broken))
+    assert capsys.readouterr().err == "left out, b.png: is cut off\n"
+    Damage("skip", is_first=False).note([broken], shared=True)
+    assert capsys.readouterr().err == ""
