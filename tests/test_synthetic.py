@@ -98,8 +98,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     args = ["scenes", str(out), "--count", "2", "--val", "1", "--size-px", "48", "--seed", "7"]
     assert tailprop_cli.main(args) == 0
     assert len(list((out / "train2017").iterdir())) == 2
-    assert tailprop_cli.main(args) == 2
-    assert "is there already" in capsys.readouterr().err
+    picture = next((out / "train2017").iterdir())
+    picture.unlink()  # as if it had been interrupted
+    assert tailprop_cli.main(args) == 0
+    assert picture.is_file()
+    assert tailprop_cli.main([*args[:2], "--count", "3"]) == 2
+    assert "made with other settings" in capsys.readouterr().err
+    assert tailprop_cli.main(["scenes", str(tmp_path)]) == 2
+    assert "holds no generated scenes; name a new folder" in capsys.readouterr().err
     assert tailprop_cli.main(["scenes", str(tmp_path / "new"), "--objects", "3", "2"]) == 2
     assert "the fewest and the most" in capsys.readouterr().err
 
@@ -117,7 +123,7 @@ def test_scenes_are_never_written_over_something_else(tmp_path: Path) -> None:
     theirs = tmp_path / "annotations" / "instances_train2017.json"
     theirs.parent.mkdir()
     theirs.write_text("years of work")
-    with pytest.raises(ValueError, match=r"holds no generated scenes; to read what is there change --data.source"):
+    with pytest.raises(ValueError, match=r"holds no generated scenes; .* another --data.source"):
         ensure_coco(tmp_path, SMALL, 2, 1)
     with pytest.raises(ValueError, match="holds no generated scenes"):
         write_scenes(tmp_path, "coco", SMALL, 2, 1)

@@ -16,7 +16,7 @@ class Scenes:
     """Write scenes of shapes."""
 
     out: tyro.conf.Positional[Path]
-    """Folder to write into; it has to be new or empty."""
+    """Folder to write into; new, empty, or with the same scenes in it, perhaps not all of them yet."""
     format: Literal["coco", "ade20k", "parquet"] = "coco"
     """coco: boxes and masks; ade20k: a class for every pixel; parquet: one class for each picture."""
     count: int = 200
@@ -29,8 +29,6 @@ class Scenes:
         check_at_least("count", self.count, 1)
         check_at_least("val", self.val, 1)
         self.scenes.check()
-        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise ValueError(f"{self.out} is there already; name a new folder")
 
 
 def run(options: Scenes) -> None:

@@ -14,6 +14,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from PIL import Image
+from rich.console import Console
+from rich.progress import track
 
 from tailprop.checkpoint import write_atomically
 from tailprop.data.synthetic import SHAPES, Scene, SceneConfig, make_scene
@@ -53,9 +55,11 @@ def write_scenes(out: Path, style: Style, config: SceneConfig, train: int, val: 
 
 def _refuse_others(out: Path, known: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
     if known is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} holds no generated scenes; to read what is there change --data.source, else --data.root")
+        raise ValueError(
+            f"{out} holds no generated scenes; name a new folder, or to train on what is there another --data.source"
+        )
     if known is not None and {**known, "begun": True} != {**wanted, "begun": True}:
-        raise ValueError(f"{out} holds scenes made with other settings; remove it or change --data.root")
+        raise ValueError(f"{out} holds scenes made with other settings; remove it or name another folder")
 
 
 def _read_note(path: Path) -> dict[str, Any] | None:
@@ -73,7 +77,8 @@ def _describe(style: Style, config: SceneConfig, train: int, val: int) -> dict[s
 
 
 def _scenes(config: SceneConfig, first: int, count: int) -> Iterator[tuple[int, Scene]]:
-    return ((index, make_scene(config, index)) for index in range(first, first + count))
+    indices = track(range(first, first + count), "scenes", transient=True, disable=not Console().is_terminal)
+    return ((index, make_scene(config, index)) for index in indices)
 
 
 def write_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
