@@ -5,11 +5,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
@@ -17,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tailprop.checkpoint import write_atomically
-from tailprop.checks import check_between, check_output_folder
+from tailprop.checks import check_between
 from tailprop.coco_scores import to_results
+from tailprop.commands.answering import Answering
 from tailprop.data.coco import area_of
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
@@ -31,33 +31,19 @@ __all__ = ["PredictDetect", "find_objects", "run"]
 
 
 @dataclass(frozen=True)
-class PredictDetect:
+class PredictDetect(Answering):
     """Find objects in pictures."""
 
-    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run folder, or a file of exported weights."""
-    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
-    """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
     out: Path = Path("detections")
     """Folder for the drawn pictures and detections.json (images, annotations with scores, categories, as in COCO)."""
     score: float = 0.5
     """Least score of an object that is drawn and written."""
     short_px: int | None = None
     """Shorter side the pictures are resized to; none = as in the run."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to run."""
-    threads: int = 0
-    """CPU threads; 0 = PyTorch's choice."""
-    on_broken: Literal["skip", "stop"] = "skip"
-    """A picture that cannot be read: name it on standard error and go on, or stop."""
-    overwrite: bool = False
-    """Write over files that are in the folder already; they may be somebody's work."""
 
     def check(self) -> None:
         check_between("score", self.score, 0, 1)
-        check_output_folder("--out", self.out)
+        super().check()
 
 
 def run(options: PredictDetect) -> None:

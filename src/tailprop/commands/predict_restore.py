@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 from torch import Tensor
 
-from tailprop.checks import check_at_least, check_output_folder
+from tailprop.checks import check_at_least
+from tailprop.commands.answering import Answering
 from tailprop.data.degrade import to_unit
 from tailprop.data.loading import Broken
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, refuse_what_is_there, unique_paths
@@ -30,13 +30,9 @@ TILE_PX: Final = 512
 
 
 @dataclass(frozen=True)
-class PredictRestore:
+class PredictRestore(Answering):
     """Restore pictures."""
 
-    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run folder, or a file of exported weights."""
-    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
-    """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
     out: Path = Path("restored")
     """Folder for the restored pictures, as PNG."""
     whole_px: int = 1 << 20
@@ -45,21 +41,11 @@ class PredictRestore:
     """Side of the tiles."""
     overlap_px: int | None = None
     """Pixels that neighbouring tiles share, at most half of one; none = 64, or a quarter of a smaller tile."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to run."""
-    threads: int = 0
-    """CPU threads; 0 = PyTorch's choice."""
-    on_broken: Literal["skip", "stop"] = "skip"
-    """A picture that cannot be read: name it on standard error and go on, or stop."""
-    overwrite: bool = False
-    """Write over files that are in the folder already; they may be somebody's work."""
 
     def check(self) -> None:
         check_at_least("whole_px", self.whole_px, 0)
         check_tiles(self.tile_px, self.overlap_px)
-        check_output_folder("--out", self.out)
+        super().check()
 
     def tile_for(self, pixels: Pixels) -> int | None:
         """The side of the tiles for a picture; none = whole."""

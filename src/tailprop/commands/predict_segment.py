@@ -4,17 +4,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from tailprop.checks import check_output_folder
+from tailprop.commands.answering import Answering
 from tailprop.commands.eval_segment import InferenceChoice
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
@@ -28,29 +26,12 @@ __all__ = ["PredictSegment", "run"]
 
 
 @dataclass(frozen=True)
-class PredictSegment:
+class PredictSegment(Answering):
     """Say what every pixel of pictures shows."""
 
-    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run folder, or a file of exported weights."""
-    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
-    """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
     out: Path = Path("segmented")
     """Folder for NAME.png (label map, numbers as in the training data), NAME_overlay.jpg and classes.txt."""
     inference: InferenceChoice = field(default_factory=InferenceChoice)
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to run."""
-    threads: int = 0
-    """CPU threads; 0 = PyTorch's choice."""
-    on_broken: Literal["skip", "stop"] = "skip"
-    """A picture that cannot be read: name it on standard error and go on, or stop."""
-    overwrite: bool = False
-    """Write over files that are in the folder already; they may be somebody's work."""
-
-    def check(self) -> None:
-        check_output_folder("--out", self.out)
 
 
 def run(options: PredictSegment) -> None:
