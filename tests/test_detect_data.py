@@ -27,6 +27,7 @@ from tailprop.data.detect import (
     resize,
 )
 from tailprop.data.loading import Broken, Key
+from tailprop.data.packing import Packed
 from tailprop.data.scenes import encode_mask, write_coco
 from tailprop.data.synthetic import SceneConfig
 from tailprop.detector import Sizes
@@ -333,16 +334,35 @@ def test_batches_are_wide_or_tall() -> None:
     assert batches != [[key.index for key in batch] for batch in order]
 
 
+def test_fewer_pictures_than_a_step_takes() -> None:
+    with pytest.raises(ValueError, match="a step takes 6 pictures, and there are 5"):
+        GroupedOrder([True] * 5, 3, 0, World(0, 1, CPU), accumulate=2, epoch_steps=4)
+
+
+def test_packed_objects_come_back_from_shared_bytes() -> None:
+    items = [[], [{"bbox": [1.5, 2], "name": "\u00e9"}], "text", None]
+    packed = Packed(iter(items))
+    assert [packed[i] for i in range(len(packed))] == items
+    assert packed[1] is not packed[1]
+    assert list(packed) == items  # it ends
+    assert not packed.bytes.flags.writeable
+
+
 @pytest.mark.parametrize("epoch_steps", [None, 5])
 def test_the_order_is_the_same_for_any_number_of_processes_and_after_a_stop(epoch_steps: int | None) -> None:
     wide = [i % 4 > 0 for i in range(61)]
     settings: dict[str, Any] = dict(accumulate=2, epochs=4, epoch_steps=epoch_steps)
     alone = GroupedOrder(wide, 6, 5, World(0, 1, CPU), **settings)
     pair = [GroupedOrder(wide, 3, 5, World(rank, 2, CPU), **settings) for rank in range(2)]
+    four = [GroupedOrder(wide, 3, 5, World(rank, 4, CPU), epochs=4, epoch_steps=epoch_steps) for rank in range(4)]
     for epoch in range(4):
-        for order in (alone, *pair):
+        for order in (alone, *pair, *four):
             order.begin(epoch)
         whole = list(alone)
+        steps = [a + b for a, b in zip(whole[::2], whole[1::2], strict=True)]
+        assert steps == [
+            [key for part in parts for key in part] for parts in zip(*four, strict=True)
+        ]  # processes do what accumulation does
         assert whole == [a + b for a, b in zip(*pair, strict=True)]
         assert len(whole) == 2 * alone.steps
         alone.begin(epoch, step=2)

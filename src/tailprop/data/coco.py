@@ -17,6 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tailprop.data.loading import Broken
+from tailprop.data.packing import Packed
 from tailprop.data.pictures import prepare
 
 __all__ = ["CocoImage", "CocoSet", "area_of", "decode_counts", "decode_masks", "read_coco"]
@@ -34,7 +35,12 @@ class CocoImage:
     path: Path
     width: int
     height: int
-    objects: tuple[dict[str, Any], ...]
+    packed: Packed = field(repr=False)  # the objects of all pictures
+    place: int  # those of this one
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return self.packed[self.place]
 
     @property
     def targets(self) -> list[dict[str, Any]]:
@@ -86,7 +92,7 @@ class CocoSet:
         """Of the images and objects, in order."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for image in self.images:
-            objects = [(a["id"], a["category_id"], a["bbox"], a.get("iscrowd", 0)) for a in image.objects]
+            objects = [(a["id"], a["category_id"], a["bbox"], a.get("iscrowd", 0), a["segmentation"]) for a in image.objects]
             digest.update(json.dumps([image.id, image.path.name, image.width, image.height, objects]).encode())
         return digest.hexdigest()[:16]
 
@@ -100,13 +106,13 @@ def read_coco(annotations: Path, folder: Path) -> CocoSet:
     entries, broken = _image_entries(content["images"], folder)
     objects = _objects(content, entries, categories, annotations.name, broken)
     present = {entry.name for entry in os.scandir(folder)}
-    images = []
-    for key, entry in entries.items():
+    packed, images = Packed(objects[key] for key in entries), []
+    for place, (key, entry) in enumerate(entries.items()):
         if not _is_there(entry["file_name"], present, folder):
             broken.append(Broken(str(folder / entry["file_name"]), "the picture is missing"))
             continue
         path, width, height = folder / entry["file_name"], int(entry["width"]), int(entry["height"])
-        images.append(CocoImage(key, path, width, height, tuple(objects[key])))
+        images.append(CocoImage(key, path, width, height, packed, place))
     if not images:
         first = f"; the first: {broken[0]}" if broken else ""
         raise ValueError(f"{annotations} names no picture that is in {folder}{first}")
@@ -236,7 +242,7 @@ def _shape_flaw(shape: Any, image: dict[str, Any]) -> str | None:
         return None if bad is None else f"its polygon is broken: {_short(bad)}"
     if isinstance(shape, dict):
         return _runs_flaw(shape, image)
-    return "it has no segmentation"
+    return "it has no segmentation, and Mask R-CNN needs masks"
 
 
 def _runs_flaw(runs: dict[str, Any], image: dict[str, Any]) -> str | None:

@@ -227,25 +227,34 @@ def collate(examples: Sequence[list[Example | Broken]]) -> DetectBatch:
 
 
 class GroupedOrder(TrainOrder):
-    """A training order whose global batches hold wide pictures or tall ones, so that little of a batch is padding.
+    """A training order whose steps hold wide pictures or tall ones, so that little of a batch is padding.
 
-    Each pass deals a permutation into two piles and takes a batch from a pile as soon as it has one; what is left over at the
-    end makes mixed batches. So a pass has as many batches as without piles, and is a function of seed and pass alone.
+    Each pass deals a permutation into two piles and takes the pictures of a step, those of all processes and of all batches
+    that are accumulated, from a pile as soon as it has them; what is left over at the end makes mixed steps. So a pass has as
+    many steps as without piles, and is a function of seed and pass alone.
     """
 
     def __init__(self, wide: Sequence[bool], batch: int, seed: int, world: World, **settings: Any) -> None:
         super().__init__(len(wide), batch, seed, world, **settings)
         self.wide = tuple(wide)
+        if self.count < self._whole:
+            raise ValueError(f"a step takes {self._whole} pictures, and there are {self.count}; lower --optim.batch")
+
+    @property
+    def _whole(self) -> int:
+        """Pictures of a step."""
+        return self.batch * self.world.size * self.accumulate
 
     def __iter__(self) -> Iterator[list[Key]]:
-        whole, per_pass = self.batch * self.world.size, self.count // (self.batch * self.world.size)
-        began = self.epoch * (self.steps * self.accumulate if self.epoch_steps else per_pass)
-        first = self.world.rank * self.batch
-        for k in range(self.start * self.accumulate, self.steps * self.accumulate):
-            turn, place = divmod(began + k, per_pass)
-            dealt = _deal(self.wide, whole, mix(self.seed, turn))[place]
-            share = dealt[first : first + self.batch]
-            yield [Key(i, mix(self.seed, turn, i), self.epoch / self.epochs) for i in share]
+        per_pass = self.count // self._whole
+        began = self.epoch * (self.steps if self.epoch_steps else per_pass)
+        for step in range(self.start, self.steps):
+            turn, place = divmod(began + step, per_pass)
+            dealt = _deal(self.wide, self._whole, mix(self.seed, turn))[place]
+            for part in range(self.accumulate):
+                first = (part * self.world.size + self.world.rank) * self.batch
+                share = dealt[first : first + self.batch]
+                yield [Key(i, mix(self.seed, turn, i), self.epoch / self.epochs) for i in share]
 
 
 @lru_cache(maxsize=2)
