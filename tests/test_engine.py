@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,14 @@ def make_folder(root: Path, count: int = 8, splits: tuple[str, ...] = ("train", 
     return root
 
 
-def make_snapshot(root: Path, labels: dict[str, list[int]], shards: int = 2, classes: int = 1000) -> Path:
+def make_snapshot(root: Path, labels: Mapping[str, Sequence[int | None]], shards: int = 2, classes: int = 1000) -> Path:
     """Parquet shards as Hugging Face writes them, class names included."""
     root.mkdir(parents=True, exist_ok=True)
     feature = {"image": {"_type": "Image"}, "label": {"names": [f"class {i}" for i in range(classes)], "_type": "ClassLabel"}}
     metadata = {b"huggingface": json.dumps({"info": {"features": feature}}).encode()}
     for split, values in labels.items():
-        for k, part in enumerate(np.array_split(np.array(values), shards)):
-            rows = [{"image": {"bytes": jpeg(int(v) % 256), "path": None}, "label": int(v)} for v in part]
+        for k, part in enumerate(np.array_split(np.array(values, dtype=object), shards)):
+            rows = [{"image": {"bytes": jpeg((v or 0) % 256), "path": None}, "label": v} for v in part]
             schema = pa.schema(
                 [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())],
                 metadata=metadata,
@@ -394,3 +395,30 @@ def test_parquet_names_and_rows(tmp_path: Path) -> None:
     assert source.classes == ("class 0", "class 1", "class 2", "class 3")
     assert source.labels.tolist() == [3, 1, 2]
     assert source.read(1).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(1))).getpixel((3, 3))
+
+
+def test_labels_of_a_snapshot_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row it would take minutes on ImageNet."""
+    datasets = pytest.importorskip("datasets")
+    root = make_snapshot(tmp_path / "data", {"train": list(range(30))}, shards=3)
+    asked: list[object] = []
+    read = datasets.arrow_dataset.Column.__getitem__
+
+    def counted(self: Any, key: object) -> object:
+        asked.append(key)
+        return read(self, key)
+
+    monkeypatch.setattr(datasets.arrow_dataset.Column, "__getitem__", counted)
+    monkeypatch.setattr(datasets.arrow_dataset.Column, "__iter__", lambda _column: pytest.fail("walked row by row"))
+    assert Parquet(root, "train", tmp_path / "cache").labels.tolist() == list(range(30))
+    assert asked == [slice(None)]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_label_that_is_missing_is_named(named: bool, tmp_path: Path) -> None:
+    root = make_snapshot(tmp_path / "data", {"train": [0, 1, 0, None, 1, None]}, classes=2)
+    for shard in () if named else root.iterdir():
+        pq.write_table(pq.read_table(shard).replace_schema_metadata(None), shard)
+    message = r"data: train-00001-of-00002.parquet row 0 has no label, nor have 1 more; remove such rows"
+    with pytest.raises(ValueError, match=message):
+        Parquet(root, "train", tmp_path / "cache")

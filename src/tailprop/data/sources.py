@@ -93,13 +93,22 @@ class Parquet:
             raise ValueError(f"cannot read the {split} shards under {root}: {error.__cause__ or error}") from None
         assert isinstance(table, datasets.Dataset)
         self.image_column, label_column = _columns(table.features, self.shards[0])
-        labels = table.features[label_column]
-        self.labels = np.asarray(table.with_format("numpy")[label_column])
-        names = labels.names if isinstance(labels, datasets.ClassLabel) else range(int(self.labels.max(initial=-1)) + 1)
-        self.classes = tuple(map(str, names))
         self.column = table.data.column(self.image_column)
         self.chunks = _byte_chunks(self.column)
         self.starts = np.cumsum([0] + [len(chunk) for chunk in self.chunks])
+        self._refuse_missing_labels(table.data.column(label_column))
+        labels = table.features[label_column]
+        self.labels = np.asarray(table.with_format("numpy")[label_column][:])  # [:] or the column is walked row by row
+        names = labels.names if isinstance(labels, datasets.ClassLabel) else range(int(self.labels.max(initial=-1)) + 1)
+        self.classes = tuple(map(str, names))
+
+    def _refuse_missing_labels(self, labels: Any) -> None:
+        if labels.null_count > 0:
+            first = int(np.argmax(labels.is_null().to_numpy()))
+            raise ValueError(
+                f"{self.shards[0].parent}: {self.name(first)} has no label, nor have {labels.null_count - 1} more; "
+                "remove such rows"
+            )
 
     def read(self, index: int) -> Image.Image:
         which = int(np.searchsorted(self.starts, index, side="right")) - 1
