@@ -210,6 +210,18 @@ def test_classes_are_found_by_name_not_place() -> None:
     assert imagenet_indices(described) == list(range(1000))  # both cranes, by their place
 
 
+def test_the_second_crane_of_a_snapshot() -> None:
+    """Hugging Face allows no name twice; lists that shorten the two bathing suits to one name do not say which is which."""
+    names = ImageNetInfo().label_descriptions()
+    assert (names[134], names[517]) == ("crane", "crane")
+    names[517] = "crane2"
+    assert len(set(names)) == 1000
+    assert imagenet_indices(names) == list(range(1000))
+    assert (names[638], names[639]) == ("maillot", "maillot, tank suit")
+    names[639] = "maillot"
+    assert imagenet_indices(names)[637:641] == [637, 638, None, 640]
+
+
 def test_imagenet_a_accuracy_is_known(tmp_path: Path) -> None:
     """Six pictures of three classes, four right; an output outside the 200 is always the strongest and must not count."""
     stingray, robin, balloon = 6, 15, 417

@@ -23,7 +23,7 @@ from tailprop.checks import check_at_least
 from tailprop.commands.eval import DataChoice, align_classes, evaluate_on
 from tailprop.data.classify import DataConfig, open_source
 from tailprop.data.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
-from tailprop.data.sources import Source
+from tailprop.data.sources import Source, tell_apart
 from tailprop.distributed import World, join, leave
 from tailprop.evaluate import Accuracy
 from tailprop.load import Classifier, load_classifier
@@ -209,15 +209,17 @@ def imagenet_indices(classes: Sequence[str]) -> list[int | None]:
     """ImageNet's index of each class, by its name and never by its place; none where the name says nothing.
 
     A name is a WordNet number as in the official folders (n01440764), ImageNet's description as in snapshots of Hugging Face
-    (tench, Tinca tinca), or the index itself. Two classes are both described as "crane"; there the place has to tell.
+    (tench, Tinca tinca), or the index itself. Two classes are described as "crane", the second of them is crane2 in snapshots;
+    of a lone crane the place has to tell.
     """
     from timm.data import ImageNetInfo
 
     known: dict[str, list[int]] = {}
-    for index, (synset, description) in enumerate(zip(imagenet_synsets(), ImageNetInfo().label_descriptions(), strict=True)):
-        for name in (synset, description, str(index)):
+    descriptions = ImageNetInfo().label_descriptions()
+    for index, names in enumerate(zip(imagenet_synsets(), descriptions, tell_apart(descriptions), strict=True)):
+        for name in {*names, str(index)}:
             known.setdefault(name, []).append(index)
-    return [_choose(known.get(name, []), place) for place, name in enumerate(classes)]
+    return [_choose(known.get(name, []), place) for place, name in enumerate(tell_apart(classes))]
 
 
 def _choose(candidates: Sequence[int], place: int) -> int | None:

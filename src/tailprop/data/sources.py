@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,7 +17,7 @@ from PIL import Image
 
 from tailprop.data.pictures import is_picture, printable
 
-__all__ = ["SPLITS", "Digits", "Folder", "Parquet", "Source", "TimmDataset", "check_labels", "split_hash"]
+__all__ = ["SPLITS", "Digits", "Folder", "Parquet", "Source", "TimmDataset", "check_labels", "split_hash", "tell_apart"]
 
 _SHOW_BYTES = 1 << 30  # unpacking more than this takes long enough for a progress bar
 SPLITS: Final = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "test")}
@@ -185,6 +186,16 @@ def split_hash(source: Source) -> str:
     elif isinstance(source, Parquet):
         digest.update("\n".join(f"{shard.name} {shard.stat().st_size}" for shard in source.shards).encode())
     return digest.hexdigest()[:16]
+
+
+def tell_apart(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of classes, each once: ImageNet's two cranes are crane and crane2, as in Hugging Face's snapshots."""
+    seen: Counter[str] = Counter()
+    apart = []
+    for name in names:
+        seen[name] += 1
+        apart.append(name if seen[name] == 1 else f"{name}{seen[name]}")
+    return tuple(apart)
 
 
 def check_labels(source: Source, num_classes: int, what: str, advice: str = "") -> None:
