@@ -151,6 +151,25 @@ def test_classes_are_compared_by_name(tmp_path: Path) -> None:
         align_classes(Folder(root, "train"), ("cat", "dog"))
 
 
+def test_classes_are_taken_in_order_only_if_no_name_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_folder(tmp_path / "pictures", count=1)
+    with pytest.raises(ValueError, match="does not know the data's class 'red', though it knows 1 of 2 by name"):
+        align_classes(Folder(root, "train"), ("azure", "blue"))
+    source = Folder(root, "train")
+    align_classes(source, ("n01", "n02"))
+    assert source.labels.tolist() == [0, 1]
+    assert "they are taken in order" in capsys.readouterr().err
+
+
+def test_a_name_that_stands_twice_is_told_apart(tmp_path: Path) -> None:
+    for name in ("crane", "crane2", "tench"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(jpeg(9))
+    source = Folder(tmp_path, "validation", held_out=1.0)
+    align_classes(source, ("tench", "crane", "crane"))  # timm's names of ImageNet's classes, Hugging Face's of the data's
+    assert source.labels.tolist() == [1, 2, 0]
+
+
 def test_a_folder_without_a_split_holds_out_the_same_share_always(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

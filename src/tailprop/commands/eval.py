@@ -17,7 +17,7 @@ from rich.table import Table
 from tailprop.checks import check_at_least
 from tailprop.data.classify import DataConfig, Pictures, collate, open_source
 from tailprop.data.loading import Damage, EvalOrder, make_loader
-from tailprop.data.sources import Folder, Source, check_labels
+from tailprop.data.sources import Folder, Source, check_labels, tell_apart
 from tailprop.distributed import World, join, leave
 from tailprop.evaluate import Accuracy, evaluate_classifier, ignore
 from tailprop.figures import draw_confusion
@@ -111,18 +111,23 @@ def run(options: Eval) -> None:
 
 
 def align_classes(source: Source, known: tuple[str, ...]) -> None:
-    """Make the source's labels mean the classifier's classes: by name, or by place where it has as many under other names."""
+    """Make the source's labels mean the classifier's classes: by name, or by place where it has as many and shares no name."""
     if source.classes == known:
         return
-    place = {name: index for index, name in enumerate(known)}
-    if all(name in place for name in source.classes):
-        source.labels = np.array([place[name] for name in source.classes])[source.labels]
+    names, place = tell_apart(source.classes), {name: index for index, name in enumerate(tell_apart(known))}
+    strange = [name for name in names if name not in place]
+    if not strange:
+        source.labels = np.array([place[name] for name in names])[source.labels]
         source.classes = known
-    elif len(source.classes) != len(known):
-        strange = next(name for name in source.classes if name not in place)
+    elif len(names) != len(known):
         raise ValueError(
-            f"the data has {len(source.classes)} classes, among them {strange!r}, and the model knows {len(known)} others "
+            f"the data has {len(names)} classes, among them {strange[0]!r}, and the model knows {len(known)} others "
             f"({', '.join(known[:3])}, ...)"
+        )
+    elif len(strange) < len(names):
+        raise ValueError(
+            f"the model does not know the data's class {strange[0]!r}, though it knows {len(names) - len(strange)} of "
+            f"{len(names)} by name; name them as the model does ({', '.join(known[:3])}, ...)"
         )
     else:
         print("the data names its classes otherwise than the model: they are taken in order", file=sys.stderr)
