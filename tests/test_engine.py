@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
 import timm
 import torch
 from PIL import Image
@@ -309,6 +310,36 @@ def test_exported_weights_are_as_readable_as_other_files(tmp_path: Path) -> None
     checkpoint.save_weights(tmp_path / "model.safetensors", torch.nn.Linear(2, 2), {})
     (tmp_path / "other").write_text("")
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    real, link = tmp_path / "disk" / "last.pt", tmp_path / "run" / "last.pt"
+    for path in (real, link):
+        path.parent.mkdir()
+    link.symlink_to(real)
+    for content in ("old", "new"):  # at first there is nothing at its end
+        checkpoint.write_atomically(link, lambda part, content=content: part.write_text(content))
+        assert (link.is_symlink(), real.read_text()) == (True, content)
+    (tmp_path / "run" / "best.pt").symlink_to(tmp_path / "disk" / "best.pt")
+    checkpoint.save(link, {"model": {}}, also=tmp_path / "run" / "best.pt")
+    assert {path.name for path in real.parent.iterdir()} == {"last.pt", "best.pt"}
+    assert all(path.is_symlink() for path in link.parent.iterdir())
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        checkpoint.save_weights(pipe, torch.nn.Linear(2, 2), {})
+        content = os.read(reader, 10_000)
+    finally:
+        os.close(reader)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert pipe.is_fifo()
+    assert safetensors.torch.load(content)["weight"].shape == (2, 2)
+    with pytest.raises(OSError, match=r"cannot write .* \(Is a directory\)"):
+        checkpoint.save_weights(tmp_path, torch.nn.Linear(2, 2), {})
 
 
 class Malicious:

@@ -3,8 +3,10 @@
 import errno
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -45,7 +47,24 @@ def save_weights(path: Path, model: nn.Module, metadata: dict[str, str]) -> None
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], also: Path | None = None) -> None:
-    """Let `write` fill a file beside `path`, then put it in place: whoever looks sees the old file or the new one, whole."""
+    """Let `write` fill a file beside `path`, then put it in place: whoever looks sees the old file or the new one, whole.
+
+    A link stays, and what it points to is replaced. A device or a pipe, such as /dev/stdout, is written to.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            _pour(path, write)
+        else:
+            _replace(path.resolve(), write, also)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        hint = (
+            "; make room and try again" if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EFBIG) else ""
+        )
+        raise OSError(f"cannot write {path} ({reason}); what was saved before is intact{hint}") from error
+
+
+def _replace(path: Path, write: Callable[[Path], object], also: Path | None) -> None:
     part = path.with_name(path.name + PART)
     try:
         write(part)
@@ -53,16 +72,21 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
             os.fsync(file.fileno())
         part.chmod(0o666 & ~_umask())  # safetensors makes its files for their owner alone
         if also is not None:
-            _link(part, also)
+            _link(part, also.resolve())
         part.replace(path)
-        _sync_folder(path.parent)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
+    except (OSError, RuntimeError, SafetensorError):
         part.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        hint = (
-            "; make room and try again" if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EFBIG) else ""
-        )
-        raise OSError(f"cannot write {path} ({reason}); what was saved before is intact{hint}") from error
+        raise
+    _sync_folder(path.parent)
+
+
+def _pour(path: Path, write: Callable[[Path], object]) -> None:
+    """By way of a file: torch wants to seek, and safetensors would put a file in the place of a device."""
+    with TemporaryDirectory() as folder:
+        whole = Path(folder, "whole")
+        write(whole)
+        with whole.open("rb") as file, path.open("wb") as stream:
+            shutil.copyfileobj(file, stream)
 
 
 def _umask() -> int:
