@@ -139,3 +139,25 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=message):
             read_state_dict(name)
     assert not Path("executed").exists()
+
+
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    """Wherever a file of either format is cut, and whatever stands at its beginning."""
+    weights = {"weight": torch.arange(64.0)}
+    torch.save(weights, tmp_path / "new.pth")
+    torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    save_file(weights, tmp_path / "some.safetensors")
+    old, new, some = ((tmp_path / name).read_bytes() for name in ("old.pth", "new.pth", "some.safetensors"))
+    cut = [whole[:length] for whole in (old, new) for length in range(0, 400, 37)]
+    garbage = [b"\x80\x02" + code for code in (b"K", b"X\x01", b"(.", b"Q.", b"R.", b"b.", b"t.", b"\x85R.", b"K\x01K\x02b.")]
+    for content in cut + garbage:
+        assert_refused(tmp_path / "spoilt.pth", content)
+    for content in (some[:-9], some[:20], b"\xff" * 8 + some[8:], some[:8] + b"{" * 20 + some[28:]):
+        assert_refused(tmp_path / "spoilt.safetensors", content)
+
+
+def assert_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{path.name} is damaged, or holds more than weights .*\)$") as refused:
+        read_state_dict(path)
+    assert "\n" not in str(refused.value)
