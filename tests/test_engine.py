@@ -257,6 +257,18 @@ def test_failures_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--out", "--confusion"])
+def test_eval_refuses_a_place_it_cannot_write_to_before_the_work(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for path, message in ((tmp_path, "is a folder; name a file"), (tmp_path / "file" / "e.json", "is a file; name a folder")):
+        assert tailprop_cli.main(["eval", "no checkpoint", option, str(path)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"tailprop: {option}")
+        assert message in error
+
+
 def test_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     checkpoint.save(path, {"model": {"w": torch.ones(10)}})

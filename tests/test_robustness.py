@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,15 @@ from torch import Tensor, nn
 
 import tailprop_cli
 from tailprop.checkpoint import save_weights
-from tailprop.commands.eval import DataChoice
+from tailprop.commands import robustness
+from tailprop.commands.eval import DataChoice, evaluate_on
 from tailprop.commands.robustness import Robustness, Row, _rows, _say, imagenet_a_indices, imagenet_indices, measure
 from tailprop.data.classify import AugmentConfig, DataConfig, Pictures, eval_transform
 from tailprop.data.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, _chained
 from tailprop.data.loading import Key
 from tailprop.data.sources import Digits
 from tailprop.distributed import World
+from tailprop.evaluate import Accuracy
 from tailprop.load import Classifier
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -275,6 +278,26 @@ def test_accuracy_under_corruption_is_known(tmp_path: Path) -> None:
     }
 
 
+def test_an_interruption_loses_no_row(
+    call: Callable[..., tuple[int, str]], ten_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles = []
+
+    def stop_at_the_third(*args: Any, title: str, **settings: Any) -> Accuracy:
+        titles.append(title)
+        if len(titles) == 3:
+            raise ValueError("the power fails")
+        return evaluate_on(*args, title=title, **settings)
+
+    monkeypatch.setattr(robustness, "evaluate_on", stop_at_the_third)
+    data = ("--data.source", "digits", "--data.size-px", 32, "--data.workers", 0, "--limit", 2, "--device", "cpu")
+    code, _ = call(ten_classes, "--corrupt", "contrast", "--severities", 1, 2, *data, "--out", tmp_path / "r.csv")
+    assert code == 2
+    rows = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
+    assert [(row["data"], row["severity"]) for row in rows] == [("clean", "0"), ("contrast", "1")]
+    assert [path.name for path in tmp_path.iterdir()] == ["r.csv"]
+
+
 def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     rows = [Row("ImageNet-A", 0, 36.0, 60.0, 7500, 200, 0), Row("clean", 0, 84.0, 96.0, 50, 40, 1)]
@@ -349,6 +372,7 @@ def test_command(call: Callable[..., tuple[int, str]], ten_classes: Path, tmp_pa
         (("--corrupt", "fog", "--limit", "-1"), "limit must be at least 0"),
         (("--corrupt", "fog", "--batch", "0"), "batch must be at least 1"),
         (("--corrupt", "fog"), "needs --data.root"),
+        (("--corrupt", "fog", "--out", "."), "--out . is a folder; name a file"),
         (("--sketch", "nowhere"), "no folder nowhere; --sketch takes the folder of the dataset"),
         (("--imagenet-a", "nowhere"), "no folder nowhere; --imagenet-a takes"),
         (("--imagenet-a", "."), "ImageNet-A needs a model of ImageNet's 1000 classes, this tailprop_pico has 10"),

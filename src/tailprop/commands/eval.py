@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tailprop.checks import check_at_least
+from tailprop.checks import check_at_least, check_output_file
 from tailprop.data.classify import DataConfig, Pictures, collate, open_source
 from tailprop.data.loading import Damage, EvalOrder, make_loader
 from tailprop.data.sources import Folder, Source, check_labels, tell_apart
@@ -90,6 +90,8 @@ class Eval:
 
     def check(self) -> None:
         check_at_least("batch", self.batch, 1)
+        check_output_file("--confusion", self.confusion)
+        check_output_file("--out", self.out)
 
 
 def run(options: Eval) -> None:

@@ -5,7 +5,7 @@ ImageNet-Sketch (Wang et al., 2019) has ImageNet's 1000 classes, ImageNet-A (Hen
 top-1, not the published mCE, which is relative to AlexNet and includes frost (see `tailprop.data.corruptions`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -19,13 +19,13 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from tailprop.checks import check_at_least
+from tailprop.checks import check_at_least, check_output_file
 from tailprop.commands.eval import DataChoice, align_classes, evaluate_on
 from tailprop.data.classify import DataConfig, open_source
 from tailprop.data.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
 from tailprop.data.sources import Source, tell_apart
 from tailprop.distributed import World, join, leave
-from tailprop.evaluate import Accuracy
+from tailprop.evaluate import Accuracy, ignore
 from tailprop.load import Classifier, load_classifier
 from tailprop.provenance import provenance
 from tailprop.studies.measuring import write_rows
@@ -63,11 +63,12 @@ class Robustness:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to run."""
     out: Path | None = None
-    """CSV file for the numbers."""
+    """CSV file for the numbers, written after each of them."""
 
     def check(self) -> None:
         check_at_least("batch", self.batch, 1)
         check_at_least("limit", self.limit, 0)
+        check_output_file("--out", self.out)
         if self.sketch is None and self.imagenet_a is None and not self.corrupt:
             raise ValueError("nothing to measure; give --sketch, --imagenet-a or --corrupt (all, or names)")
         for option, path in (("--sketch", self.sketch), ("--imagenet-a", self.imagenet_a)):
@@ -121,25 +122,37 @@ def run(options: Robustness) -> None:
     world = join(options.device)
     try:
         classifier = load_classifier(options.checkpoint, options.model)
-        rows = measure(options, classifier, world)
+        origin, out = _origin(options, classifier, world), options.out
+
+        def keep(rows: Sequence[Row]) -> None:
+            if world.is_first and out is not None:
+                write_rows(out, map(asdict, rows), origin)
+
+        rows = measure(options, classifier, world, keep)
         if world.is_first:
             _say(rows, classifier.name, options.levels)
-            if options.out is not None:
-                write_rows(options.out, map(asdict, rows), _origin(options, classifier, world))
     finally:
         leave()
 
 
-def measure(options: Robustness, classifier: Classifier, world: World) -> list[Row]:
-    """Everything the options ask for, in the order of the table."""
-    rows = []
-    if options.sketch is not None:
-        rows.append(_measure_imagenet(options, classifier, world, SKETCH, options.sketch, range(1000)))
-    if options.imagenet_a is not None:
-        rows.append(_measure_imagenet(options, classifier, world, IMAGENET_A, options.imagenet_a, imagenet_a_indices()))
-    if options.corrupt:
-        rows += _measure_corruptions(options, classifier, world)
+def measure(
+    options: Robustness, classifier: Classifier, world: World, keep: Callable[[Sequence[Row]], object] = ignore
+) -> list[Row]:
+    """Everything the options ask for, in the order of the table; `keep` is told all rows so far after each of them."""
+    rows: list[Row] = []
+    for row in _measure_each(options, classifier, world):
+        rows.append(row)
+        keep(rows)
     return rows
+
+
+def _measure_each(options: Robustness, classifier: Classifier, world: World) -> Iterator[Row]:
+    if options.sketch is not None:
+        yield _measure_imagenet(options, classifier, world, SKETCH, options.sketch, range(1000))
+    if options.imagenet_a is not None:
+        yield _measure_imagenet(options, classifier, world, IMAGENET_A, options.imagenet_a, imagenet_a_indices())
+    if options.corrupt:
+        yield from _measure_corruptions(options, classifier, world)
 
 
 def _measure_imagenet(

@@ -1,6 +1,7 @@
 """What the benchmarks share: rounds in turn, tables with their origin, the cost of one picture over several backbones."""
 
 import csv
+import io
 import re
 import resource
 import statistics
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from tailprop.checkpoint import write_atomically
 from tailprop.checks import check_model
 
 __all__ = [
@@ -73,11 +75,12 @@ def print_table(table: Table, where: Mapping[str, str]) -> None:
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], where: Mapping[str, str] | None = None) -> None:
     """A CSV of rows with the same columns; with `where`, every row says where it comes from."""
     full = [{**row, **(where or {})} for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(full[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(full)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(full[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(full)
+    write_atomically(path, lambda part: part.write_text(text.getvalue(), newline=""))
 
 
 @dataclass(frozen=True)
