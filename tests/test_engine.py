@@ -138,6 +138,9 @@ def test_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFix
         tailprop_cli.main(["eval", str(tmp_path / "run"), "--data.on-broken", "skip", "--out", str(tmp_path / "e.json")]) == 0
     )
     assert json.loads((tmp_path / "e.json").read_text())["count"] == 15
+    printed = capsys.readouterr()
+    assert printed.err.count("left out, val/blue/1.jpg: ") == 1
+    assert "1 broken pictures left out" in printed.out
 
 
 def test_classes_are_compared_by_name(tmp_path: Path) -> None:

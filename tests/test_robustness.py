@@ -278,6 +278,18 @@ def test_accuracy_under_corruption_is_known(tmp_path: Path) -> None:
     }
 
 
+def test_broken_pictures_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_greys(tmp_path, {"bright": [200], "dark": [90]})
+    for name in ("a.png", "b.png"):
+        (root / "dark" / name).write_bytes(b"no picture")
+    options = Robustness("stub", corrupt=("contrast",), data=DataChoice(root=root, on_broken="skip"))
+    rows = measure(options, classifier(2, lambda grey: [int(grey < 150)]), ALONE)
+    assert [row.broken for row in rows] == [2] * 6
+    printed = capsys.readouterr().err.splitlines()
+    named = [line for line in printed if line.startswith("left out")]
+    assert named == [f"left out, dark/{name}.png: not a picture" for name in "ab"]
+
+
 def test_an_interruption_loses_no_row(
     call: Callable[..., tuple[int, str]], ten_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from tailprop.data.classify import DataConfig, Pictures, collate, open_source
 from tailprop.data.loading import Damage, EvalOrder, make_loader
 from tailprop.data.sources import Folder, Source, check_labels, tell_apart
 from tailprop.distributed import World, join, leave
-from tailprop.evaluate import Accuracy, evaluate_classifier, ignore
+from tailprop.evaluate import Accuracy, evaluate_classifier
 from tailprop.figures import draw_confusion
 from tailprop.learner import autocast
 from tailprop.load import Classifier, load_classifier
@@ -145,12 +145,14 @@ def evaluate_on(
     subset: torch.Tensor | None = None,
     transform: Any = None,
     title: str = "evaluating",
+    damage: Damage | None = None,
 ) -> Accuracy:
     """The accuracy of a classifier on a source.
 
     Args:
         subset: The classifier's outputs that stand for the source's classes, where it has more.
         transform: Instead of the classifier's own preparation of a picture.
+        damage: What is known to be broken and is not named again, where a source is evaluated more than once.
     """
     count = len(subset) if subset is not None else len(classifier.classes)
     check_labels(source, count, "evaluation")
@@ -162,9 +164,8 @@ def evaluate_on(
     silent = not world.is_first or not console.is_terminal
     with Progress(console=console, disable=silent, transient=True) as progress, autocast(world.device, precision):
         bar = progress.add_task(title, total=len(source.labels) / world.size)
-        advance, damage = partial(progress.advance, bar), Damage(data.on_broken)
-        note = damage.note if data.on_broken == "stop" else ignore  # those left out are counted when it ends
-        return evaluate_classifier(model, loader, count, world.device, subset, advance, note)
+        note = (Damage(data.on_broken) if damage is None else damage).note
+        return evaluate_classifier(model, loader, count, world.device, subset, partial(progress.advance, bar), note)
 
 
 def _say(options: Eval, classifier: Classifier, data: DataConfig, result: Accuracy) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from tailprop.checks import check_at_least, check_output_file
 from tailprop.commands.eval import DataChoice, align_classes, evaluate_on
 from tailprop.data.classify import DataConfig, open_source
 from tailprop.data.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
+from tailprop.data.loading import Damage
 from tailprop.data.sources import Source, tell_apart
 from tailprop.distributed import World, join, leave
 from tailprop.evaluate import Accuracy, ignore
@@ -182,15 +183,13 @@ def _measure_corruptions(options: Robustness, classifier: Classifier, world: Wor
     align_classes(source, classifier.classes)
     rows = _rows(len(source.labels), options.limit)
     selection = Selection(source, rows, source.classes, source.labels[rows])
-    prepare = classifier.transform(data)
-    yield _row("clean", 0, evaluate_on(classifier, selection, data, world, options.batch, options.precision, title="clean"))
-    for name in options.corruptions:
-        for severity in options.levels:
-            transform, title = Corrupt(name, severity, 0, prepare), f"{name} {severity}"
-            result = evaluate_on(
-                classifier, selection, data, world, options.batch, options.precision, transform=transform, title=title
-            )
-            yield _row(name, severity, result)
+    prepare, damage = classifier.transform(data), Damage(data.on_broken)
+    kinds = [("clean", 0), *((name, severity) for name in options.corruptions for severity in options.levels)]
+    for name, severity in kinds:
+        transform = Corrupt(name, severity, 0, prepare) if severity > 0 else prepare
+        how: dict[str, Any] = dict(transform=transform, title=f"{name} {severity}", damage=damage)
+        result = evaluate_on(classifier, selection, data, world, options.batch, options.precision, **how)
+        yield _row(name, severity, result)
 
 
 def _row(data: str, severity: int, result: Accuracy) -> Row:
