@@ -4,6 +4,7 @@ import csv
 import io
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,13 @@ def test_accuracy_under_corruption_is_known(tmp_path: Path) -> None:
         ("contrast", 1): 100,
         ("contrast", 5): 100,
     }
+
+
+def test_a_model_no_picture_fits(tmp_path: Path) -> None:
+    root = write_greys(tmp_path, {"bright": [200], "dark": [90]})
+    two_channels = replace(classifier(2, lambda _grey: [0]), in_chans=2)
+    with pytest.raises(ValueError, match="stub takes 2 channels; pictures have 1, 3 or 4"):
+        measure(Robustness("stub", corrupt=("fog",), data=DataChoice(root=root)), two_channels, ALONE)
 
 
 def test_broken_pictures_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

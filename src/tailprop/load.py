@@ -32,6 +32,14 @@ class Classifier:
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and deviation, if not ours
     crop_mode: str | None = None
 
+    @property
+    def mode(self) -> str:
+        """Pillow's mode of the pictures it takes."""
+        modes = {1: "L", 3: "RGB", 4: "RGBA"}
+        if self.in_chans not in modes:
+            raise ValueError(f"{self.name} takes {self.in_chans} channels; pictures have 1, 3 or 4")
+        return modes[self.in_chans]
+
     def transform(self, data: DataConfig | None = None) -> Any:
         """The preparation of a picture, by its own settings or by others."""
         return eval_transform(data or self.data, self.augment, self.in_chans, self.statistics, self.crop_mode)

@@ -156,8 +156,7 @@ def evaluate_on(
     """
     count = len(subset) if subset is not None else len(classifier.classes)
     check_labels(source, count, "evaluation")
-    mode = {1: "L", 3: "RGB", 4: "RGBA"}[classifier.in_chans]
-    pictures = Pictures(source, [transform or classifier.transform(data)], mode)
+    pictures = Pictures(source, [transform or classifier.transform(data)], classifier.mode)
     loader = make_loader(pictures, EvalOrder(len(source.labels), batch, world), collate, data.workers, world.device)
     model = classifier.model.to(world.device)
     console = Console()

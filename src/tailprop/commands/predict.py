@@ -139,13 +139,10 @@ def classify_pictures(
 
 
 def _reader(classifier: Classifier) -> Callable[[Path], Tensor | Broken]:
-    modes = {1: "L", 3: "RGB", 4: "RGBA"}
-    if classifier.in_chans not in modes:
-        raise ValueError(f"{classifier.name} takes {classifier.in_chans} channels; pictures have 1, 3 or 4")
-    transform = classifier.transform()
+    mode, transform = classifier.mode, classifier.transform()
 
     def read(path: Path) -> Tensor | Broken:
-        picture = read_picture(path, modes[classifier.in_chans])
+        picture = read_picture(path, mode)
         return picture if isinstance(picture, Broken) else transform(_shorten(picture))
 
     return read
