@@ -62,7 +62,7 @@ def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> No
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])
 def test_imagenet_augmentation_is_the_papers(size: str) -> None:
     config = load(f"imagenet1k_{size}")
-    resize, crop, *_ = eval_transform(config.data, config.augment).transforms
+    _, resize, crop, *_ = eval_transform(config.data, config.augment).transforms
     assert (resize.size, tuple(crop.size)) == (256, (224, 224))
     (transform,) = train_transforms(config.data, config.augment)
     crop, flip, randaugment, *_ = transform.transforms

@@ -1,12 +1,24 @@
 """Orders, seeds, batch augmentation and accuracy: what is learned from and counted, example by example."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageEnhance
+from torchvision.transforms import Compose
 
-from tailprop.data.classify import AugmentConfig, Batch, DataConfig, Finish, jitter_colours, train_transforms
+from tailprop.data.classify import (
+    AugmentConfig,
+    Batch,
+    DataConfig,
+    Finish,
+    Pictures,
+    eval_transform,
+    jitter_colours,
+    train_transforms,
+)
 from tailprop.data.loading import Broken, Damage, EvalOrder, Key, TrainOrder, mix, seeded
 from tailprop.distributed import World
 from tailprop.evaluate import evaluate_classifier
@@ -145,3 +157,33 @@ def test_damage_stops_an_evaluation_where_it_is_met_or_is_named_once(capsys: pyt
     assert capsys.readouterr().err == "left out, b.png: is cut off\n"
     Damage("skip", is_first=False).note([broken], shared=True)
     assert capsys.readouterr().err == ""
+
+
+class Strips:
+    """Lines of one pixel, and one just long enough to be cut."""
+
+    classes, labels = ("strip",), np.zeros(3, int)
+
+    def read(self, index: int) -> Image.Image:
+        pixels = np.random.default_rng(0).integers(0, 256, (8, 8 * 70, 3), dtype=np.uint8)
+        return (Image.new("RGB", (1, 5000)), Image.new("RGB", (5000, 1)), Image.fromarray(pixels))[index]
+
+    def name(self, index: int) -> str:
+        return f"strip {index}"
+
+
+def test_strips_are_evaluated_without_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    resize, sides = Image.Image.resize, []
+
+    def watched(image: Image.Image, size: tuple[int, int], *args: Any, **settings: Any) -> Image.Image:
+        sides.append(max(size))
+        return resize(image, size, *args, **settings)
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
+    transform = eval_transform(DataConfig(size_px=32, resize_px=32), AugmentConfig())
+    pictures = Pictures(Strips(), [transform], "RGB")
+    seen = [pictures[Key(index, index)][0] for index in range(3)]
+    images = [item[0] for item in seen if not isinstance(item, Broken)]
+    assert [image.shape for image in images] == [(3, 32, 32)] * 3
+    assert sides == [64 * 32] * 3
+    torch.testing.assert_close(images[2], Compose(transform.transforms[1:])(Strips().read(2)))  # as in the whole

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -143,19 +142,9 @@ def _reader(classifier: Classifier) -> Callable[[Path], Tensor | Broken]:
 
     def read(path: Path) -> Tensor | Broken:
         picture = read_picture(path, mode)
-        return picture if isinstance(picture, Broken) else transform(_shorten(picture))
+        return picture if isinstance(picture, Broken) else transform(picture)
 
     return read
-
-
-def _shorten(picture: Image.Image, longest: int = 64) -> Image.Image:
-    """The middle of a very long strip. The transform enlarges the shorter side before it cuts the middle out of the longer,
-    and would ask for gigabytes to enlarge a line of 1x30000 pixels.
-    """
-    w, h = picture.size
-    most = longest * min(w, h)
-    left, upper = max(0, w - most) // 2, max(0, h - most) // 2
-    return picture.crop((left, upper, left + min(w, most), upper + min(h, most))) if left or upper else picture
 
 
 def _best(paths: Sequence[Path], logits: Tensor, classes: Sequence[str], top: int) -> list[Prediction]:

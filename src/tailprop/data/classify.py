@@ -10,10 +10,11 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
+from torchvision.transforms import Compose
 
 from tailprop.checks import check_at_least, check_between, check_choice
 from tailprop.data.loading import Broken, Examples, Key, mix, seeded
-from tailprop.data.pictures import prepare, reason_of
+from tailprop.data.pictures import prepare, reason_of, shorten
 from tailprop.data.sources import Digits, Folder, Parquet, Source, TimmDataset
 
 __all__ = [
@@ -278,4 +279,5 @@ def eval_transform(
     crop = data.size_px / ((data.resize_px or data.size_px) + 0.5)
     interpolation = "bicubic" if augment.interpolation == "random" else augment.interpolation
     how = dict(interpolation=interpolation, crop_pct=crop, crop_mode=crop_mode, mean=mean, std=std)
-    return create_transform(data.size_px, **how)
+    steps = create_transform(data.size_px, **how).transforms
+    return Compose([shorten, *steps] if crop_mode in (None, "center") else steps)  # the others never enlarge beyond the size

@@ -28,6 +28,7 @@ __all__ = [
     "read_ahead",
     "read_picture",
     "refuse_what_is_there",
+    "shorten",
     "size_of",
     "unique_paths",
     "unique_stems",
@@ -142,6 +143,16 @@ def prepare(picture: Image.Image, mode: str) -> Image.Image:
     """An opened picture, decoded, turned upright and brought to a mode."""
     picture.load()
     return _convert(upright(picture), mode)
+
+
+def shorten(picture: Image.Image, longest: int = 64) -> Image.Image:
+    """The middle of a very long strip. Evaluation enlarges the shorter side before it cuts the middle out of the longer, and
+    would ask for gigabytes to enlarge a line of 1x30000 pixels.
+    """
+    w, h = picture.size
+    most = longest * min(w, h)
+    left, upper = max(0, w - most) // 2, max(0, h - most) // 2
+    return picture.crop((left, upper, left + min(w, most), upper + min(h, most))) if left or upper else picture
 
 
 def reason_of(error: Exception) -> str:
