@@ -22,7 +22,7 @@ from PIL import Image
 import tailprop_cli
 from tailprop import checkpoint
 from tailprop.commands.eval import align_classes
-from tailprop.data.sources import Folder, Parquet, split_hash
+from tailprop.data.sources import Folder, Parquet, TimmDataset, split_hash
 from tailprop.load import load_classifier
 from tests.runs import launch, write_recipe
 
@@ -487,3 +487,27 @@ def test_a_label_that_is_missing_is_named(named: bool, tmp_path: Path) -> None:
     message = r"data: train-00001-of-00002.parquet row 0 has no label, nor have 1 more; remove such rows"
     with pytest.raises(ValueError, match=message):
         Parquet(root, "train", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["folder", "torch/image_folder"])
+def test_a_folder_through_timm(name: str, tmp_path: Path) -> None:
+    root = make_folder(tmp_path, count=2)
+    (root / "val" / "blue" / "1.jpg").write_bytes(b"not a picture")
+    source = TimmDataset(name, root, "validation")
+    assert (source.classes, source.labels.tolist()) == (("blue", "red"), [0, 0, 1, 1])
+    assert source.read(2).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(200))).getpixel((3, 3))
+    assert source.name(1).endswith("blue/1.jpg")
+    with pytest.raises(OSError, match="cannot identify image file"):  # and not the picture after it
+        source.read(1)
+    with pytest.raises(ValueError, match="timm cannot open"):
+        TimmDataset(name, tmp_path / "nowhere", "validation")
+
+
+def test_a_snapshot_through_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_snapshot(tmp_path / "data", {"train": [3, 1, 2], "validation": [2, 0]}, shards=1, classes=4)
+    monkeypatch.chdir(tmp_path)
+    source = TimmDataset("hfds/./data", tmp_path / "cache", "validation")
+    assert source.classes == ("class 0", "class 1", "class 2", "class 3")
+    assert source.labels.tolist() == [2, 0]
+    assert source.read(0).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(2))).getpixel((3, 3))
+    assert source.name(1) == "picture 1"

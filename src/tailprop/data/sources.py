@@ -133,7 +133,9 @@ class Parquet:
 
 
 class TimmDataset:
-    """A dataset timm knows by name, such as torch/cifar10 or hfds/timm/imagenet-1k-wds."""
+    """A dataset timm knows by name: torch/cifar10; hfds/timm/mini-imagenet, or another of Hugging Face with the columns image
+    and label; folder for timm's own reader of folders.
+    """
 
     def __init__(self, name: str, root: Path | None, split: str, download: bool = False) -> None:
         from timm.data import create_dataset
@@ -141,7 +143,7 @@ class TimmDataset:
         try:
             self.data = create_dataset(name, root=str(root) if root else None, split=split, download=download)
             self.labels = np.array(_timm_labels(self.data))
-        except (RuntimeError, AssertionError, FileNotFoundError, TypeError, KeyError, ImportError) as error:
+        except (RuntimeError, AssertionError, AttributeError, FileNotFoundError, TypeError, KeyError, ImportError) as error:
             raise ValueError(f"timm cannot open {name!r} under {root}: {error or 'not found'}") from None
         reader = getattr(self.data, "reader", self.data)
         names = (
@@ -150,10 +152,17 @@ class TimmDataset:
         self.classes = tuple(map(str, names))
 
     def read(self, index: int) -> Image.Image:
-        return self.data[index][0]
+        if not hasattr(self.data, "reader"):
+            return self.data[index][0]
+        with self.data.reader[index][0] as file:  # timm itself would put the next picture in the place of a broken one
+            return Image.open(io.BytesIO(file.read()))
 
     def name(self, index: int) -> str:
-        return f"picture {index}"
+        if hasattr(self.data, "filename"):
+            file = self.data.filename(index)
+        else:
+            file = self.data.samples[index][0] if hasattr(self.data, "samples") else None
+        return file or f"picture {index}"
 
 
 class Digits:
@@ -303,7 +312,9 @@ def _byte_chunks(column: Any) -> list[Any]:
 def _timm_labels(data: Any) -> Sequence[int]:
     if hasattr(data, "targets"):
         return data.targets
-    samples = getattr(getattr(data, "reader", None), "samples", None)
-    if samples is None:
-        raise ValueError("this dataset can only be read in sequence; take a parquet snapshot or a folder instead")
-    return [label for _, label in samples]
+    reader: Any = getattr(data, "reader", None)
+    if hasattr(reader, "samples"):
+        return [label for _, label in reader.samples]
+    if hasattr(reader, "dataset") and hasattr(reader, "label_key"):  # of Hugging Face
+        return reader.dataset[reader.label_key][:]
+    raise ValueError("this dataset can only be read in sequence; take a parquet snapshot or a folder instead")
