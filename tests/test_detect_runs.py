@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from pycocotools.coco import COCO
 from safetensors import safe_open
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import tailprop_cli
 from tailprop.coco_scores import METRICS, score_results
 from tailprop.commands import eval_detect
-from tailprop.commands.predict_detect import _ask_for
+from tailprop.commands.predict_detect import _ask_for, find_objects
 from tailprop.data.scenes import write_coco
 from tailprop.data.synthetic import SceneConfig
 from tailprop.load_detector import load_detector
@@ -103,6 +104,60 @@ def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, 
     assert all(coco.annToMask(a).shape == (64, 64) for a in annotations)
     assert [a["area"] for a in annotations] == [coco.annToMask(a).sum() for a in annotations]
     assert tailprop_cli.main([*args, "--on-broken", "stop"]) == 2
+
+
+def test_damaged_weights_are_refused_not_taken_to_find_nothing(
+    run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = next((scenes / "val2017").iterdir())
+    for layer in ("roi_heads.box_predictor.cls_score.weight", "backbone.norms.0.weight"):
+        with safe_open(run / "model.safetensors", "pt") as file:
+            notes = file.metadata()
+        weights = load_file(run / "model.safetensors")
+        weights[layer] = torch.full_like(weights[layer], torch.nan)
+        save_file(weights, tmp_path / "damaged.safetensors", notes)
+        for args in (["predict", str(picture), "--out", str(tmp_path / "out")], ["eval", "--data.root", str(scenes)]):
+            assert_refused([args[0], str(tmp_path / "damaged.safetensors"), *args[1:]], "answer is not finite", capsys)
+
+
+def test_scores_below_the_runs_own_are_given_when_asked_for(run: Path, scenes: Path) -> None:
+    detector, picture = load_detector(str(run)), Image.open(next((scenes / "val2017").iterdir()))
+    detector.model.roi_heads.score_thresh = 0.9
+    counts = []
+    for score in (0.9, 0.0):
+        _ask_for(detector, score)
+        counts.append(len(find_objects(detector, picture, 1, torch.device("cpu"))))
+    assert counts[1] > counts[0]
+
+
+def test_eval_makes_no_scenes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["data"] |= {"source": "scenes", "root": str(tmp_path / "nowhere")}
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    assert_refused(["eval", str(other)], "name the folder it is in with --data.root", capsys)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_validation_may_lack_categories_or_be_missing(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(scenes, other)
+    path = other / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    gone = content["categories"].pop()["id"]
+    content["annotations"] = [a for a in content["annotations"] if a["category_id"] != gone]
+    path.write_text(json.dumps(content))
+    recipe = write_recipe(tmp_path / "small.yaml", other, optim={"epochs": 1})
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
+    assert len(load_detector(str(tmp_path / "run")).categories) == len(content["categories"]) + 1
+    content["categories"][0]["name"] = "unicorn"
+    path.write_text(json.dumps(content))
+    args = ["train", str(recipe), "--run.out", str(tmp_path / "heart")]
+    assert_refused(args, "has categories that instances_train2017.json has not, for example 'unicorn' with id 1", capsys)
+    path.unlink()
+    assert tailprop_cli.main([*args, "--data.validate-on-train", "--data.limit", "2"]) == 0
+    assert {e["image_id"] for e in json.loads((tmp_path / "heart" / "detections.json").read_text())} == {1, 2}
 
 
 def test_long_thin_pictures_are_looked_at(run: Path, tmp_path: Path) -> None:

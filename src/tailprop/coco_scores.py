@@ -51,12 +51,9 @@ def score_results(
     with contextlib.redirect_stdout(io.StringIO()):
         known = COCO(copy.deepcopy(truth))  # it writes into what it is given
         for kind in kinds:
-            if results:
-                evaluation = COCOeval_faster(known, known.loadRes(_of_kind(results, kind)), KINDS[kind])
-                evaluation.run()
-                numbers = np.asarray(evaluation.stats[:12], dtype=float)
-            else:
-                numbers = np.zeros(12)  # nothing found is nothing right; the evaluator refuses an empty list
+            evaluation = COCOeval_faster(known, known.loadRes(_of_kind(results, kind)), KINDS[kind])
+            evaluation.run()
+            numbers = np.asarray(evaluation.stats[:12], dtype=float)
             scores |= {f"{kind}_{name}": 100 * float(n) for name, n in zip((*NAMES, *RECALLS), numbers, strict=True)}
     return scores
 

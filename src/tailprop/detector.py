@@ -98,15 +98,24 @@ class Pyramid(nn.Module):
 # lie at multiples of 4, so under autocast the heads compute in BF16 and hand over in FP32.
 
 
+def _require_finite(scores: Tensor, training: bool) -> None:
+    """In evaluation torchvision drops what is not above a threshold, NaN with it: damaged weights would find nothing."""
+    if not training and not scores.is_meta and not torch.isfinite(scores).all():
+        raise ValueError("the model's answer is not finite; use --precision fp32, and if it is, its weights are damaged")
+
+
 class ProposalHead(RPNHead):  # type: ignore[misc] # torchvision has no types
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         scores, offsets = super().forward(maps)
+        for level in scores:
+            _require_finite(level, self.training)
         return [s.float() for s in scores], [o.float() for o in offsets]
 
 
 class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scores, offsets = super().forward(x)
+        _require_finite(scores, self.training)
         return scores.float(), offsets.float()
 
 

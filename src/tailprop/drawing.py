@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["Drawn", "draw_objects", "draw_page", "objects_of"]
+from tailprop.data.coco import CocoImage, decode_masks
+
+__all__ = ["Drawn", "draw_objects", "draw_page", "objects_of", "truth_of"]
 
 ENLARGED_PX = 4096  # longer side of a picture that was enlarged
 JPEG_PX = 65500  # longest side of a JPEG
 TINT = 0.45  # how much of a mask's colour covers the picture
+GAP_PX = 8  # between the pictures of a page
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,23 @@ class Drawn:
 
 
 def objects_of(entries: Sequence[dict[str, Any]], names: dict[int, str], least_score: float = 0.5) -> list[Drawn]:
-    """The entries of a results file, strongest last so that they lie on top; true objects have no score and are all drawn."""
+    """The entries of a results file, strongest last so that they lie on top."""
     from pycocotools import mask as coco_mask
 
     drawn = []
-    for entry in sorted(entries, key=lambda e: e.get("score", 1.0)):
-        if entry.get("score", 1.0) >= least_score:
-            shape, category = entry.get("segmentation"), entry["category_id"]
-            mask = coco_mask.decode(shape) if isinstance(shape, dict) and isinstance(shape["counts"], str | bytes) else None
-            text = names[category] + (f" {entry['score']:.2f}" if "score" in entry else "")
-            drawn.append(Drawn(entry["bbox"], text, category, mask))
+    for entry in sorted(entries, key=lambda e: e["score"]):
+        if entry["score"] >= least_score:
+            mask = coco_mask.decode(entry["segmentation"]) if "segmentation" in entry else None
+            category = entry["category_id"]
+            drawn.append(Drawn(entry["bbox"], f"{names[category]} {entry['score']:.2f}", category, mask))
     return drawn
+
+
+def truth_of(image: CocoImage, names: dict[int, str]) -> list[Drawn]:
+    """The objects of an annotated picture, the largest below."""
+    objects = sorted(image.objects, key=lambda a: -a["bbox"][2] * a["bbox"][3])
+    masks = decode_masks(objects, image.width, image.height)
+    return [Drawn(a["bbox"], names[a["category_id"]], a["category_id"], m) for a, m in zip(objects, masks, strict=True)]
 
 
 def draw_objects(picture: Image.Image, objects: Sequence[Drawn], least_px: int = 384) -> Image.Image:
@@ -48,8 +57,9 @@ def draw_objects(picture: Image.Image, objects: Sequence[Drawn], least_px: int =
     pixels = np.array(picture.convert("RGB")).astype(np.float32)
     for item in objects:
         if item.mask is not None:
-            inside = item.mask.astype(bool)
-            pixels[inside] = (1 - TINT) * pixels[inside] + TINT * np.array(_rgb(item.colour), dtype=np.float32)
+            inside, colour = item.mask.astype(bool), np.array(_rgb(item.colour), dtype=np.float32)
+            pixels[inside] = (1 - TINT) * pixels[inside] + TINT * colour
+            pixels[_edge(inside)] = colour  # neighbours of one class have one colour
     tinted = Image.fromarray(pixels.round().astype(np.uint8))
     drawn = tinted.resize((max(1, round(times * tinted.width)), max(1, round(times * tinted.height))), Image.Resampling.NEAREST)
     pen, line = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 250))
@@ -59,6 +69,12 @@ def draw_objects(picture: Image.Image, objects: Sequence[Drawn], least_px: int =
         pen.rectangle((x, y, x + w, y + h), outline=_rgb(item.colour), width=line)
         _write(pen, item, (x, y), drawn.size, font)
     return drawn
+
+
+def _edge(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The pixels of a mask with one beside them that is not of it; outside the picture everything is."""
+    wide = np.pad(mask, 1, mode="edge")
+    return mask & ~(wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:])
 
 
 def _times(size: tuple[int, int], least_px: int) -> float:
@@ -99,10 +115,10 @@ def draw_page(pictures: Sequence[Image.Image], path: Path, columns: int = 4, wid
     scaled = [p.resize(size) for p, size in zip(pictures, sizes, strict=True)]
     rows = [scaled[i : i + columns] for i in range(0, len(scaled), columns)]
     heights = [max(p.height for p in row) for row in rows]
-    page = Image.new("RGB", (columns * width_px, sum(heights)), "white")
+    page = Image.new("RGB", (columns * (width_px + GAP_PX) - GAP_PX, sum(heights) + GAP_PX * (len(rows) - 1)), "white")
     top = 0
     for row, height in zip(rows, heights, strict=True):
         for column, picture in enumerate(row):
-            page.paste(picture, (column * width_px, top))
-        top += height
+            page.paste(picture, (column * (width_px + GAP_PX), top))
+        top += height + GAP_PX
     page.save(path, quality=88)

@@ -82,7 +82,7 @@ def run(options: EvalDetect) -> None:
         detector = load_detector(options.checkpoint, options.short_px, options.long_px)
         data = options.data.over(detector.config.data)
         data.check()
-        part = open_coco(data, options.split, world)
+        part = open_coco(replace(data, source="coco"), options.split)  # it makes no scenes
         if options.split == "train":
             part.images = learned_from(part, data)
         ids = align_categories(part, detector)
@@ -93,7 +93,7 @@ def run(options: EvalDetect) -> None:
             results, broken = detect_all(model, loader, ids, world.device, damage.note)
         scores = score_over_processes(part, results, broken, world)
         if world.is_first:
-            _say(options, detector, len(part.images) - len(broken), scores)
+            _say(options, detector, len(part.images) - len(broken), part.name, scores)
             if options.results is not None:
                 options.results.parent.mkdir(parents=True, exist_ok=True)
                 options.results.write_text(json.dumps(results))
@@ -110,7 +110,7 @@ def align_categories(part: CocoSet, detector: LoadedDetector) -> list[int | None
     return [ids.get(name) for name in detector.categories.values()]
 
 
-def _say(options: EvalDetect, detector: LoadedDetector, count: int, scores: dict[str, float]) -> None:
+def _say(options: EvalDetect, detector: LoadedDetector, count: int, file: str, scores: dict[str, float]) -> None:
     console = Console()
     table = Table("", *(f"{kind}, %" for kind in KINDS))
     for name in (*NAMES, *RECALLS):
@@ -118,7 +118,8 @@ def _say(options: EvalDetect, detector: LoadedDetector, count: int, scores: dict
     console.print(table)
     beside = papers_ap(detector.config, len(detector.categories))
     data = detector.config.data
-    console.print(f"{detector.config.model.name}, {count} pictures, sides {data.short_px} to {data.long_px} px{beside}")
+    sides = f"sides {data.short_px} to {data.long_px} px"
+    console.print(f"{detector.config.model.name}, {count} pictures of {file}, {sides}{beside}", markup=False)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         about = dict(model=detector.config.model.name, count=count, short_px=data.short_px, long_px=data.long_px)

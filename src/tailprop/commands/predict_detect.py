@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tailprop.checkpoint import write_atomically
@@ -68,8 +68,7 @@ def run(options: PredictDetect) -> None:
 
 def _ask_for(detector: LoadedDetector, score: float) -> None:
     """Let the model drop what is not wanted before it makes masks of it, which take memory as large as the picture."""
-    heads = detector.model.roi_heads
-    heads.score_thresh = max(heads.score_thresh, score - 1e-6)  # it wants more than this, we as much
+    detector.model.roi_heads.score_thresh = score - 1e-6  # it wants more than this, we as much
 
 
 @torch.inference_mode()
@@ -77,8 +76,6 @@ def find_objects(detector: LoadedDetector, picture: Image.Image, image_id: int, 
     """The objects in an RGB picture, as entries of a results file, best first."""
     image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
     (found,) = detector.model([to_device(image, device).float() / 255])
-    if not torch.isfinite(found["scores"]).all():
-        raise ValueError("the model's answer is not finite; use --precision fp32, and if it is, its weights are damaged")
     return to_results(image_id, found, detector.category_ids)
 
 
@@ -111,7 +108,7 @@ def _look_at_all(
 
 
 def _say(options: PredictDetect, content: dict[str, Any], names: dict[int, str]) -> None:
-    table = Table("picture", "objects", "found")
+    table = Table(Column("picture", overflow="fold"), "objects", "found")
     for image in content["images"]:
         found = [names[a["category_id"]] for a in content["annotations"] if a["image_id"] == image["id"]]
         counts = ", ".join(f"{found.count(name)} {name}" for name in sorted(set(found)))

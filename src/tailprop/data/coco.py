@@ -138,7 +138,7 @@ def _objects(
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"no annotation file {path}")
+        raise ValueError(f"no annotation file {path}; name the folder it is in with --data.root")
     try:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:

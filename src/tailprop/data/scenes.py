@@ -45,6 +45,8 @@ def write_scenes(out: Path, style: Style, config: SceneConfig, train: int, val: 
     the same names. The note is there from the beginning, so that what was interrupted can go on.
     """
     config.check()
+    if style == "parquet" and config.objects[0] < 1:
+        raise ValueError("a scene without shapes has no label; parquet needs at least one in every scene (objects)")
     note, wanted = out / "scenes.json", _describe(style, config, train, val)
     _refuse_others(out, _read_note(note), wanted)
     out.mkdir(parents=True, exist_ok=True)
@@ -185,7 +187,7 @@ def _jpeg(scene: Scene) -> bytes:
 
 def _main_label(scene: Scene) -> int:
     if not scene.instances:
-        raise ValueError("a scene without shapes has no label; parquet needs scenes.objects of at least 1")
+        raise ValueError("a scene without shapes has no label; parquet needs one object at least in every scene")
     return max(scene.instances, key=lambda i: (not i.is_crowd, i.mask.sum())).label
 
 

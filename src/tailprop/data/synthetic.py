@@ -44,6 +44,7 @@ class SceneConfig:
 
     def check(self) -> None:
         check_at_least("scenes.size_px", self.size_px, 32)
+        check_at_least("scenes.seed", self.seed, 0)
         if not 0 <= self.objects[0] <= self.objects[1]:
             raise ValueError(f"scenes.objects are the fewest and the most shapes, got {self.objects}")
         if not 0 < self.extent[0] <= self.extent[1] <= 1:

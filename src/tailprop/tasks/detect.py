@@ -30,10 +30,10 @@ from tailprop.data.detect import (
 from tailprop.data.loading import Broken, Damage, EvalOrder, make_loader, require_full, to_device
 from tailprop.detector import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.distributed import World, gather
-from tailprop.drawing import draw_objects, draw_page, objects_of
+from tailprop.drawing import draw_objects, draw_page, objects_of, truth_of
 from tailprop.figures import draw_learning
 
-PICTURES_DRAWN = 16  # of the validation set, when a run ends
+PICTURES_DRAWN = 12  # of the validation set, when a run ends
 __all__ = ["DetectConfig", "Detection", "detect_all"]
 
 
@@ -69,14 +69,11 @@ class Detection:
         self.config, self.world = config, world
         data, optim = config.data, config.optim
         self.broken = Damage(config.data.on_broken, world.is_first)
-        train, validation = open_coco(data, "train", world), open_coco(data, "validation", world)
-        check_categories(train, validation)
-        for part in (train, validation):
-            self.broken.note(part.broken, shared=True)
-        images = self._to_learn_from(train)
-        if data.validate_on_train:
-            validation = CocoSet(train.name, images, train.categories)
-        self.sets = {"train": CocoSet(train.name, images, train.categories), "validation": validation}
+        train = open_coco(data, "train", world)
+        self.broken.note(train.broken, shared=True)
+        learned = CocoSet(train.name, self._to_learn_from(train), train.categories)
+        self.sets = {"train": learned, "validation": learned if data.validate_on_train else self._to_validate_on(train)}
+        images, validation = learned.images, self.sets["validation"]
         self.classes, self.category_ids = train.classes, train.category_ids
         self.order = GroupedOrder(
             [image.width >= image.height for image in images],
@@ -97,6 +94,12 @@ class Detection:
         if empty and self.world.is_first:
             print(f"{empty} of {len(train.images)} training pictures show no object and are left out (--data.keep-empty)")
         return learned_from(train, self.config.data)
+
+    def _to_validate_on(self, train: CocoSet) -> CocoSet:
+        validation = open_coco(self.config.data, "validation", self.world)
+        check_categories(train, validation)
+        self.broken.note(validation.broken, shared=True)
+        return CocoSet(validation.name, validation.images, train.categories)  # it may have fewer
 
     def build_model(self, resumed: bool = False) -> nn.Module:
         data = self.config.data
@@ -155,9 +158,11 @@ class Detection:
         validation, unread = self.sets["validation"], set(self.broken)
         shown = [image for image in validation.images if str(image.path) not in unread][:PICTURES_DRAWN]
         results = self._last_results(folder / "detections.json")
-        found = {image.id: [e for e in results if e["image_id"] == image.id] for image in shown}
-        objects = [objects_of(found[image.id], validation.categories) for image in shown]
-        pictures = [draw_objects(read_annotated(image), o) for image, o in zip(shown, objects, strict=True)]
+        pictures = []
+        for image in shown:  # the truth, and beside it what was found
+            found = [entry for entry in results if entry["image_id"] == image.id]
+            for objects in (truth_of(image, validation.categories), objects_of(found, validation.categories)):
+                pictures.append(draw_objects(read_annotated(image), objects))
         draw_page(pictures, folder / "pictures.jpg")
 
     def _last_results(self, path: Path) -> list[dict[str, Any]]:
@@ -185,12 +190,12 @@ def papers_ap(config: DetectConfig, num_classes: int) -> str:
 
 
 def check_categories(train: CocoSet, validation: CocoSet) -> None:
-    """Both files have to mean the same by a category's number."""
-    if train.categories != validation.categories:
-        different = sorted(set(train.categories.items()) ^ set(validation.categories.items()))
+    """Both files have to mean the same by a category's number; validation may lack some."""
+    different = sorted(set(validation.categories.items()) - set(train.categories.items()))
+    if different:
         raise ValueError(
-            f"{train.name} and {validation.name} have different categories, for example {different[0][1]!r} with id "
-            f"{different[0][0]}; write them with one list"
+            f"{validation.name} has categories that {train.name} has not, for example {different[0][1]!r} with id "
+            f"{different[0][0]}; write both with one list"
         )
 
 
