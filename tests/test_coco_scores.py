@@ -17,8 +17,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from tailprop.coco_scores import METRICS, score_results, to_results
-from tailprop.data.coco import CocoSet, decode_masks
-from tailprop.data.scenes import encode_mask, write_coco
+from tailprop.data.coco import CocoSet, decode_masks, encode_mask
+from tailprop.data.scenes import write_coco
 from tailprop.data.synthetic import SceneConfig
 from tests.detecting import validation_set
 

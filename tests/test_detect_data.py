@@ -14,7 +14,7 @@ from torchvision import tv_tensors
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms import v2
 
-from tailprop.data.coco import decode_counts, decode_masks, read_coco
+from tailprop.data.coco import decode_counts, decode_masks, encode_mask, read_coco
 from tailprop.data.detect import (
     Augment,
     DetectAugmentConfig,
@@ -28,7 +28,7 @@ from tailprop.data.detect import (
 )
 from tailprop.data.loading import Broken, Key
 from tailprop.data.packing import Packed
-from tailprop.data.scenes import encode_mask, write_coco
+from tailprop.data.scenes import write_coco
 from tailprop.data.synthetic import SceneConfig
 from tailprop.detector import Sizes
 from tailprop.distributed import World

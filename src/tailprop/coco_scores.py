@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailprop.data.scenes import encode_mask
+from tailprop.data.coco import encode_mask
 
 __all__ = ["METRICS", "score_results", "to_results"]
 

@@ -20,7 +20,7 @@ from tailprop.data.loading import Broken
 from tailprop.data.packing import Packed
 from tailprop.data.pictures import prepare
 
-__all__ = ["CocoImage", "CocoSet", "area_of", "decode_counts", "decode_masks", "read_coco"]
+__all__ = ["CocoImage", "CocoSet", "area_of", "decode_counts", "decode_masks", "encode_mask", "read_coco"]
 
 LARGEST_PX: Final = 100_000  # side of a picture
 FAR: Final = 4  # longer sides of the picture; no polygon reaches beyond, and pycocotools would run out of memory filling it
@@ -303,6 +303,14 @@ def decode_masks(objects: Sequence[dict[str, Any]], width: int, height: int) -> 
     for mask, annotation in zip(masks, objects, strict=True):
         mask[:] = coco_mask.decode(_runs(annotation["segmentation"], width, height))
     return masks
+
+
+def encode_mask(mask: npt.NDArray[Any]) -> dict[str, Any]:
+    """A mask as COCO's compressed run lengths, with the counts as text so that json takes them."""
+    from pycocotools import mask as coco_mask
+
+    runs = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return dict(size=[int(side) for side in runs["size"]], counts=runs["counts"].decode("ascii"))
 
 
 def area_of(annotation: dict[str, Any], width: int, height: int) -> float:

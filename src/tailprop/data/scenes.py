@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.progress import track
 
 from tailprop.checkpoint import write_atomically
+from tailprop.data.coco import encode_mask
 from tailprop.data.synthetic import SHAPES, Scene, SceneConfig, make_scene
 
 __all__ = [
     "FORMATS",
-    "encode_mask",
     "ensure_ade20k",
     "ensure_coco",
     "write_ade20k",
@@ -134,14 +134,6 @@ def _coco_split(folder: Path, config: SceneConfig, first: int, count: int) -> di
     return dict(
         info=dict(description=f"generated scenes {config}"), images=images, annotations=annotations, categories=categories
     )
-
-
-def encode_mask(mask: Any) -> dict[str, Any]:
-    """A mask as COCO's compressed run lengths, with the counts as text so that json takes them."""
-    from pycocotools import mask as coco_mask
-
-    runs = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
-    return dict(size=[int(side) for side in runs["size"]], counts=runs["counts"].decode("ascii"))
 
 
 def write_ade20k(out: Path, config: SceneConfig, train: int, val: int) -> None:
