@@ -52,6 +52,8 @@ def _call(name: str, args: list[str]) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     import tyro
 
+    from tailprop.signals import Interrupted
+
     module_name, options_name, what = COMMANDS[name]
     try:
         if (task := _task(name, args)) is not None:
@@ -63,6 +65,10 @@ def _call(name: str, args: list[str]) -> int:
         return module.run(tyro.cli(getattr(module, options_name), args=args, prog=f"tailprop {name}", description=what)) or 0
     except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
+    except Interrupted as stop:
+        if os.environ.get("RANK", "0") == "0":  # torchrun's processes all stop, and one says so
+            print(f"tailprop: {stop}", file=sys.stderr)
+        return stop.exit_code
     except KeyboardInterrupt:
         return 130
 

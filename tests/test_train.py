@@ -2,6 +2,7 @@
 
 import csv
 import io
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from PIL import Image
 import tailprop_cli
 from tailprop.config import OptimConfig
 from tailprop.optim import Schedule, build_optimizer, build_schedule
+from tailprop.train import Trainer
 from tests.test_backbone import tiny_net
 
 
@@ -55,6 +57,20 @@ def test_demo_in_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "of the held-out digits are right" in capsys.readouterr().out
     names = {path.name for path in tmp_path.iterdir()}
     assert {"learning.png", "confusion.png", "operator.png", "model.safetensors", "manifest.json"} <= names
+
+
+def test_a_demo_that_is_stopped_says_so_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    after_step = Trainer._after_step
+
+    def press_ctrl_c(self: Trainer) -> None:
+        self.stop_asked = signal.SIGINT
+        after_step(self)
+
+    monkeypatch.setattr(Trainer, "_after_step", press_ctrl_c)
+    assert tailprop_cli.main(["demo", "--batch", "512", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "tailprop: stopped after step 1\n"  # it has no --run.resume to go on with
 
 
 def write_snapshot(root: Path) -> None:

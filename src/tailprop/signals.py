@@ -12,6 +12,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
+        self.number = number
         self.exit_code = 128 + number  # as shells have it
 
 

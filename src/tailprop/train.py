@@ -213,7 +213,7 @@ class Trainer:
         if any_true(self.stop_asked is not None, self.world.device):
             if save:
                 self._save()
-            raise Interrupted(f"stopped after step {self.at.total}; go on with --run.resume", self.stop_asked or signal.SIGTERM)
+            raise Interrupted(f"stopped after step {self.at.total}", self.stop_asked or signal.SIGTERM)
 
     def _finish_epoch(self) -> None:
         images = self.at.seen * self.optim.batch * self.optim.accumulate * self.world.size

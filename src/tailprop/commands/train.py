@@ -44,10 +44,8 @@ def run(config: Any) -> int:
     try:
         train(config, world)
     except Interrupted as stop:
-        if world.is_first:
-            print(f"tailprop: {stop}", file=sys.stderr)
         leave()
-        return stop.exit_code
+        raise Interrupted(f"{stop}; go on with --run.resume", stop.number) from None
     except RuntimeError as error:
         if not is_lost_process(error):
             raise
