@@ -12,7 +12,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import tailprop_cli
 from tailprop.config import build
-from tailprop.distributed import World, agree_on_name
+from tailprop.distributed import World, agree_on_name, together
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
 from tests.runs import launch, losses, settings, write_recipe
@@ -73,6 +73,24 @@ def test_a_failure_in_one_process_is_a_line_and_no_traceback_of_ours(tmp_path: P
     ours = [line for line in done.stderr.splitlines() if "tailprop: " in line]
     assert any("train/red/3.jpg: not a picture" in line for line in ours), done.stderr
     assert str(Path(tailprop_cli.__file__)) not in done.stderr  # torchrun prints a traceback of its own, not one of ours
+
+
+def test_a_failure_in_one_process_of_eval_is_a_line_too(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "pictures")
+    assert tailprop_cli.main([*folder_recipe(tmp_path, root), "--optim.epochs", "1"]) == 0
+    (root / "val" / "red" / "7.jpg").write_bytes(b"not a picture")  # the last one: one process meets it, the other waits
+    done = launch(["eval", str(tmp_path / "run")], processes=2)
+    assert done.returncode != 0
+    assert "val/red/7.jpg: not a picture" in done.stderr
+    assert str(Path(tailprop_cli.__file__)) not in done.stderr
+
+
+def test_a_lost_process_is_said_and_other_errors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailprop.distributed._is_shared", lambda: True)
+    with pytest.raises(ValueError, match="another process of this run ended"), together("cpu"):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]:1")
+    with pytest.raises(RuntimeError, match="ours"), together("cpu"):
+        raise RuntimeError("ours")
 
 
 def trained(tmp_path: Path, name: str, *extra: str, **changes: dict[str, Any]) -> dict[str, Tensor]:

@@ -4,6 +4,8 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,18 +15,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tailprop.checks import check_at_least
+from tailprop.signals import Interrupted
 
 __all__ = [
     "World",
     "agree_on_name",
     "any_true",
     "gather",
-    "is_lost_process",
     "join",
     "launch_name",
-    "leave",
     "share_batch_norms",
     "sum_over_processes",
+    "together",
 ]
 
 
@@ -107,13 +109,32 @@ def launch_name() -> str:
     return name if name != "none" else f"agent {os.getppid()} of {os.uname().nodename}"  # torchrun's default names nothing
 
 
-def is_lost_process(error: RuntimeError) -> bool:
+@contextmanager
+def together(device: str = "auto", threads: int = 0) -> Iterator[World]:
+    """Meet the other processes, and leave them when all is done; that one of them is gone is said in a line.
+
+    Not after an error: with the others in the middle of something, leaving may wait for them.
+    """
+    world = join(device, threads)
+    try:
+        yield world
+        _leave()
+    except Interrupted:  # all have stopped, at the same step
+        _leave()
+        raise
+    except RuntimeError as error:
+        if not _is_lost_process(error):
+            raise
+        raise ValueError("another process of this run ended; its own message says why") from None
+
+
+def _is_lost_process(error: RuntimeError) -> bool:
     """Whether an error means that another process is gone: gloo and NCCL say so in their own words."""
     words = ("connection closed by peer", "connection reset by peer", "nccl", "timed out waiting")
     return _is_shared() and any(word in str(error).lower() for word in words)
 
 
-def leave() -> None:
+def _leave() -> None:
     if _is_shared():
         dist.destroy_process_group()
 

@@ -18,7 +18,7 @@ from tailprop.checks import check_at_least, check_output_file
 from tailprop.data.classify import DataConfig, Pictures, collate, open_source
 from tailprop.data.loading import Damage, EvalOrder, make_loader
 from tailprop.data.sources import Folder, Source, check_labels, tell_apart
-from tailprop.distributed import World, join, leave
+from tailprop.distributed import World, together
 from tailprop.evaluate import Accuracy, evaluate_classifier
 from tailprop.figures import draw_confusion
 from tailprop.learner import autocast
@@ -96,8 +96,7 @@ class Eval:
 
 def run(options: Eval) -> None:
     options.check()
-    world = join(options.device)
-    try:
+    with together(options.device) as world:
         classifier = load_classifier(options.checkpoint, options.model)
         data = options.data.over(classifier.data, options.split)
         source = open_source(data, options.split)
@@ -108,8 +107,6 @@ def run(options: Eval) -> None:
             if isinstance(source, Folder) and source.share is not None:
                 what = "all of it was" if source.share in (0, 1) else f"the {source.share:.0%} that training holds out were"
                 print(f"{data.root} has no split of its own: {what} measured (--data.held-out)")
-    finally:
-        leave()
 
 
 def align_classes(source: Source, known: tuple[str, ...]) -> None:

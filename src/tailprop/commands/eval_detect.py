@@ -14,7 +14,7 @@ from tailprop.coco_scores import KINDS, NAMES, RECALLS
 from tailprop.data.coco import CocoSet
 from tailprop.data.detect import DetectDataConfig, open_coco
 from tailprop.data.loading import Damage
-from tailprop.distributed import join, leave
+from tailprop.distributed import together
 from tailprop.learner import autocast
 from tailprop.load_detector import LoadedDetector, load_detector
 from tailprop.tasks.detect import detect_all, eval_loader, learned_from, papers_ap, score_over_processes
@@ -77,8 +77,7 @@ class EvalDetect:
 
 def run(options: EvalDetect) -> None:
     options.check()
-    world = join(options.device, options.threads)
-    try:
+    with together(options.device, options.threads) as world:
         detector = load_detector(options.checkpoint, options.short_px, options.long_px)
         data = options.data.over(detector.config.data)
         data.check()
@@ -97,8 +96,6 @@ def run(options: EvalDetect) -> None:
             if options.results is not None:
                 options.results.parent.mkdir(parents=True, exist_ok=True)
                 options.results.write_text(json.dumps(results))
-    finally:
-        leave()
 
 
 def align_categories(part: CocoSet, detector: LoadedDetector) -> list[int | None]:

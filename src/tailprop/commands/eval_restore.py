@@ -18,7 +18,7 @@ from tailprop.checks import check_output_file, check_output_folder
 from tailprop.data.loading import Damage, EvalOrder, make_loader
 from tailprop.data.pictures import refuse_what_is_there, unique_paths
 from tailprop.data.restore import RestoreDataConfig, WholePictures
-from tailprop.distributed import World, join, leave
+from tailprop.distributed import World, together
 from tailprop.figures import draw_restored
 from tailprop.load_restorer import Restorer, load_restorer
 from tailprop.quality import Restored
@@ -86,15 +86,12 @@ class EvalRestore:
 
 def run(options: EvalRestore) -> None:
     options.check()
-    world = join(options.device, options.threads)
-    try:
+    with together(options.device, options.threads) as world:
         restorer = load_restorer(options.checkpoint)
         data = options.data.over(restorer.data)
         scores = _evaluate(options, restorer, data, world)
         if world.is_first:
             _say(options, restorer, data, scores)
-    finally:
-        leave()
 
 
 def _evaluate(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig, world: World) -> Scores:

@@ -14,7 +14,7 @@ from tailprop.checks import check_output_file
 from tailprop.data.labels import LabelSet, has_classes
 from tailprop.data.loading import Damage
 from tailprop.data.segment import SegmentDataConfig, open_labelled
-from tailprop.distributed import join, leave
+from tailprop.distributed import together
 from tailprop.label_scores import LabelScores
 from tailprop.learner import autocast
 from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
@@ -114,8 +114,7 @@ class EvalSegment:
 
 def run(options: EvalSegment) -> None:
     options.check()
-    world = join(options.device, options.threads)
-    try:
+    with together(options.device, options.threads) as world:
         segmenter = load_segmenter(options.checkpoint)
         config = segmenter.config
         config = replace(config, data=options.data.over(config.data), inference=options.inference.over(config.inference))
@@ -133,8 +132,6 @@ def run(options: EvalSegment) -> None:
             )
         if world.is_first:
             _say(options, segmenter, len(part.pairs) - len(broken), scores)
-    finally:
-        leave()
 
 
 def align_classes(part: LabelSet, known: tuple[str, ...]) -> list[int]:

@@ -22,7 +22,7 @@ from tailprop.checkpoint import write_atomically
 from tailprop.checks import check_at_least
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import is_picture, list_pictures, printable, quiet_pillow, read_ahead, read_picture
-from tailprop.distributed import join, leave
+from tailprop.distributed import together
 from tailprop.learner import autocast
 from tailprop.load import Classifier, load_classifier
 
@@ -93,14 +93,11 @@ class Prediction:
 
 def run(options: Predict) -> None:
     options.check()
-    world = join(options.device)
-    try:
+    with together(options.device) as world:
         if world.is_first:  # under torchrun one process answers, once
             paths = list_pictures(options.pictures)
             classifier = load_classifier(options.checkpoint, options.model, options.size_px)
             _write(_classify_visibly(options, classifier, paths, world.device), options)
-    finally:
-        leave()
 
 
 def classify_pictures(

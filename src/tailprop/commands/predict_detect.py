@@ -22,7 +22,7 @@ from tailprop.commands.answering import Answering
 from tailprop.data.coco import area_of
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
-from tailprop.distributed import join, leave
+from tailprop.distributed import together
 from tailprop.drawing import draw_objects, objects_of
 from tailprop.learner import autocast
 from tailprop.load_detector import LoadedDetector, load_detector
@@ -48,8 +48,7 @@ class PredictDetect(Answering):
 
 def run(options: PredictDetect) -> None:
     options.check()
-    world = join(options.device, options.threads)
-    try:
+    with together(options.device, options.threads) as world:
         if world.is_first:  # under torchrun one process answers, once
             paths = list_pictures(options.pictures)
             detector = load_detector(options.checkpoint, options.short_px)
@@ -62,8 +61,6 @@ def run(options: PredictDetect) -> None:
                 content = _look_at_all(options, detector, paths, world.device)
             write_atomically(options.out / "detections.json", lambda part: part.write_text(json.dumps(content)))
             _say(options, content, detector.categories)
-    finally:
-        leave()
 
 
 def _ask_for(detector: LoadedDetector, score: float) -> None:

@@ -20,7 +20,7 @@ from tailprop.data.degrade import to_unit
 from tailprop.data.loading import Broken
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, refuse_what_is_there, unique_paths
 from tailprop.data.raster import Pixels, peak, read_profile, try_pixels, write_pixels
-from tailprop.distributed import join, leave
+from tailprop.distributed import together
 from tailprop.load_restorer import Restorer, load_restorer
 from tailprop.restoring import check_tiles, shared_px
 
@@ -55,8 +55,7 @@ class PredictRestore(Answering):
 
 def run(options: PredictRestore) -> None:
     options.check()
-    world = join(options.device, options.threads)
-    try:
+    with together(options.device, options.threads) as world:
         if world.is_first:  # under torchrun one process answers, once
             paths = list_pictures(options.pictures)
             targets = _targets(paths, options.out)
@@ -64,8 +63,6 @@ def run(options: PredictRestore) -> None:
             restorer = load_restorer(options.checkpoint)
             restorer.model.to(world.device)
             _restore_all(options, restorer, paths, targets, world.device)
-    finally:
-        leave()
 
 
 def _restore_all(

@@ -16,7 +16,7 @@ from tailprop.commands.answering import Answering
 from tailprop.commands.eval_segment import InferenceChoice
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
-from tailprop.distributed import join, leave
+from tailprop.distributed import together
 from tailprop.labelmaps import draw_labels, save_labels, with_legend
 from tailprop.learner import autocast
 from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
@@ -36,8 +36,7 @@ class PredictSegment(Answering):
 
 def run(options: PredictSegment) -> None:
     options.check()
-    world = join(options.device, options.threads)
-    try:
+    with together(options.device, options.threads) as world:
         if world.is_first:  # under torchrun one process answers, once
             paths = list_pictures(options.pictures)
             segmenter = load_segmenter(options.checkpoint)
@@ -48,8 +47,6 @@ def run(options: PredictSegment) -> None:
             with quiet_pillow(), autocast(world.device, options.precision):
                 table = _look_at_all(options, segmenter, paths, world.device)
             _say(options, table, segmenter)
-    finally:
-        leave()
 
 
 def _guard(options: PredictSegment, paths: Sequence[Path], classes: str) -> None:

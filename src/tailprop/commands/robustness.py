@@ -25,7 +25,7 @@ from tailprop.data.classify import DataConfig, open_source
 from tailprop.data.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
 from tailprop.data.loading import Damage
 from tailprop.data.sources import Source, tell_apart
-from tailprop.distributed import World, join, leave
+from tailprop.distributed import World, together
 from tailprop.evaluate import Accuracy, ignore
 from tailprop.load import Classifier, load_classifier
 from tailprop.provenance import provenance
@@ -120,8 +120,7 @@ class Selection:
 
 def run(options: Robustness) -> None:
     options.check()
-    world = join(options.device)
-    try:
+    with together(options.device) as world:
         classifier = load_classifier(options.checkpoint, options.model)
         origin, out = _origin(options, classifier, world), options.out
 
@@ -132,8 +131,6 @@ def run(options: Robustness) -> None:
         rows = measure(options, classifier, world, keep)
         if world.is_first:
             _say(rows, classifier.name, options.levels)
-    finally:
-        leave()
 
 
 def measure(

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
-from tailprop.distributed import World, any_true, is_lost_process, join, launch_name, leave
+from tailprop.distributed import World, any_true, launch_name, together
 from tailprop.runs import RunFolder
 from tailprop.signals import Interrupted
 from tailprop.tasks import find_task
@@ -36,22 +36,15 @@ def parse(args: list[str]) -> Any:
     return tyro.cli(config, default=default, args=args[1:], prog=f"tailprop train {args[0]}")
 
 
-def run(config: Any) -> int:
+def run(config: Any) -> None:
     config.check()
-    world = join(config.run.device, config.run.threads)
-    if any_true(world.is_first and RunFolder(config.run.out).is_of(launch_name()), world.device):
-        config = _go_on(config, world)
-    try:
-        train(config, world)
-    except Interrupted as stop:
-        leave()
-        raise Interrupted(f"{stop}; go on with --run.resume", stop.number) from None
-    except RuntimeError as error:
-        if not is_lost_process(error):
-            raise
-        raise ValueError("another process of this run ended; its own message says why") from None
-    leave()  # not after an error: with the others in the middle of something, leaving may wait for them
-    return 0
+    with together(config.run.device, config.run.threads) as world:
+        if any_true(world.is_first and RunFolder(config.run.out).is_of(launch_name()), world.device):
+            config = _go_on(config, world)
+        try:
+            train(config, world)
+        except Interrupted as stop:
+            raise Interrupted(f"{stop}; go on with --run.resume", stop.number) from None
 
 
 def _go_on(config: Any, world: World) -> Any:
