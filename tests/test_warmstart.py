@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tailprop import TailProp, warm_start
+from tailprop.config import ModelConfig
+from tailprop.tasks.classify import create_model
 from tailprop.warmstart import checkpoint_filter_fn, read_state_dict
 
 # Names and shapes of a small vHeat's state dict, and the logits its published code gives for weights drawn as the file says.
@@ -101,6 +103,18 @@ def test_our_own_weights_pass_unchanged() -> None:
     model = small("pre")
     report = warm_start(model, small("pre").state_dict())
     assert (report.misfits, report.unused, report.fresh) == ((), (), ())
+
+
+def test_weights_that_name_another_model_are_refused_unless_they_fill_half_of_it(tmp_path: Path) -> None:
+    pico = timm.create_model("tailprop_pico", num_classes=5)
+    save_file(pico.state_dict(), tmp_path / "pico.safetensors", {"architecture": "tailprop_pico"})
+    with pytest.raises(ValueError, match=r"is a tailprop_pico and fills only .* give --model.name tailprop_pico"):
+        create_model(ModelConfig("tailprop_nano", init=str(tmp_path / "pico.safetensors")), 5)
+    heat = timm.create_model("tailprop_pico", num_classes=5, mixer="heat")
+    save_file(heat.state_dict(), tmp_path / "heat.safetensors", {"architecture": "vheat_pico"})
+    create_model(ModelConfig("tailprop_pico", init=str(tmp_path / "heat.safetensors")), 5)
+    torch.save(pico.state_dict(), tmp_path / "unnamed.pt")
+    create_model(ModelConfig("tailprop_nano", init=str(tmp_path / "unnamed.pt")), 5)  # it reports what it took
 
 
 def test_foreign_weights_are_refused() -> None:

@@ -32,7 +32,8 @@ class ModelConfig:
     name: str = "tailprop_tiny"
     """Any name timm knows, ours included."""
     init: str | None = None
-    """Checkpoint to start from: a run folder, .safetensors or .pt file; what does not fit is left out and reported."""
+    """Checkpoint to start from: a run folder, .safetensors or .pt file; what does not fit is left out and reported.
+    One of another model is refused if it fills less than half of this one."""
     drop_path: float | None = None
     """Stochastic depth; none given = the model's own."""
     in_chans: int = 3

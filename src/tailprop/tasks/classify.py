@@ -33,7 +33,8 @@ from tailprop.data.sources import check_labels, split_hash
 from tailprop.distributed import World
 from tailprop.evaluate import Accuracy, evaluate_classifier
 from tailprop.figures import draw_confusion, draw_learning
-from tailprop.warmstart import read_state_dict, warm_start
+from tailprop.runs import read_config, read_notes
+from tailprop.warmstart import WarmStartReport, read_state_dict, warm_start
 
 __all__ = ["Classification", "ClassifyConfig", "create_model", "weights_file"]
 
@@ -167,11 +168,32 @@ def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> 
         raise ValueError(f"{config.name} does not take these arguments: {error}") from None
     if config.init is not None:
         taken = warm_start(model, read_state_dict(weights_file(config.init)))
+        _refuse_another_architecture(config, model, taken)
         if report:
             print(taken)
     elif report:
         print(f"{config.name} from scratch; to start from trained weights give --model.init")
     return model
+
+
+def _refuse_another_architecture(config: ModelConfig, model: nn.Module, report: WarmStartReport) -> None:
+    """A checkpoint of another model is a start if it fills half of this one, as vHeat does TailProp; else it is a mistake."""
+    theirs, ours = _architecture(str(config.init)), model.state_dict()
+    share = sum(ours[name].numel() for name in report.taken) / sum(value.numel() for value in ours.values())
+    if theirs not in (None, config.name) and share < 0.5:
+        raise ValueError(
+            f"{config.init} is a {theirs} and fills only {share:.0%} of {config.name}; give --model.name {theirs}, or leave "
+            "out --model.init"
+        )
+
+
+def _architecture(where: str) -> str | None:
+    """The model that weights of ours name: in themselves, or in the settings of the run they lie in."""
+    weights = weights_file(where)
+    if (named := read_notes(weights).get("architecture")) is not None:
+        return named
+    is_ours = weights.name in ("best.pt", "last.pt") and (weights.parent / "config.yaml").is_file()
+    return read_config(weights.parent)["model"].get("name") if is_ours else None
 
 
 def weights_file(where: str) -> Path:
