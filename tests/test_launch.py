@@ -15,7 +15,7 @@ from tailprop.config import build
 from tailprop.distributed import World, agree_on_name, together
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
-from tests.runs import launch, losses, settings, write_recipe
+from tests.runs import assert_refused, launch, losses, settings, write_recipe
 from tests.test_engine import folder_recipe, make_folder
 
 
@@ -215,6 +215,17 @@ def test_a_process_that_sees_another_checkpoint_is_refused(tmp_path: Path, monke
     trainer = Trainer(Classification(config, world), config.optim, config.run, {"data": {}, "run": {}}, world)
     with pytest.raises(ValueError, match="a folder all nodes share"):
         trainer.run()
+
+
+def test_a_checkpoint_without_its_settings_goes_on_with_the_same_ones_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert tailprop_cli.main(command) == 0
+    (tmp_path / "run" / "config.yaml").unlink()
+    assert_refused([*command, "--run.resume", "--optim.lr", "1"], "was trained with other settings", capsys)
+    assert tailprop_cli.main([*command, "--run.resume"]) == 0
 
 
 def test_what_is_left_of_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

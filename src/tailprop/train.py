@@ -306,6 +306,11 @@ class Trainer:
                 f"{self.folder.last} was made with {payload['steps_per_epoch']} steps in an epoch, now there are "
                 f"{self.task.order.steps}; keep processes x batch x accumulate, and the data, as they were"
             )
+        if payload["config_hash"] != config_hash(comparable(self.settings)):  # config.yaml, which would name them, is gone
+            raise ValueError(
+                f"{self.folder.last} was trained with other settings; repeat them, or start a new run from its weights with "
+                "--model.init"
+            )
         changed = [name for name, value in self.description["split_hash"].items() if payload["split_hash"].get(name) != value]
         if changed:
             raise ValueError(
