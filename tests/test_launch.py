@@ -15,7 +15,7 @@ from tailprop.config import build
 from tailprop.distributed import World, agree_on_name, together
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
-from tests.runs import assert_refused, launch, losses, settings, write_recipe
+from tests.runs import assert_refused, launch, losses, settings, stop_and_go_on, write_recipe
 from tests.test_engine import folder_recipe, make_folder
 
 
@@ -192,6 +192,20 @@ def test_a_run_stopped_while_it_is_evaluated_goes_on_there(tmp_path: Path, monke
     kept = [[{k: row[k] for k in ("epoch", "loss", "top1", "val_loss")} for row in p["history"]] for p in positions]
     assert kept[0] == kept[1]
     assert losses(tmp_path / "whole") == losses(tmp_path / "run")
+
+
+def test_the_manifest_keeps_what_was_run_first_and_how_it_was_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
+    stop_and_go_on(recipe, run, 3, monkeypatch)
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert [session["from_step"] for session in manifest["continued"]] == [3]
+    assert {"command", "commit", "hardware", "torch", "processes"} <= manifest["continued"][0].keys() & manifest.keys()
+    before = (run / "manifest.json").read_bytes()
+    monkeypatch.setattr("sys.argv", ["tailprop", "again"])
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run), "--run.resume"]) == 0
+    assert (run / "manifest.json").read_bytes() == before  # it was finished
 
 
 def test_a_failure_of_ours_ends_the_workers_too(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The run folder: what was run, how it went, and what came out.
 
 config.yaml        every setting, resolved
-manifest.json      command, versions, hardware, commit, hashes of settings and data, parameters, multiply-adds
+manifest.json      command, versions, hardware, commit, hashes of settings and data, cost; each time it was continued
 metrics.jsonl      a line every few steps and after every epoch
 history.csv        the epochs of a finished run as a table
 last.pt, best.pt   checkpoints
@@ -81,6 +81,14 @@ class RunFolder:
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         checkpoint.write_atomically(self.manifest, lambda part: part.write_text(json.dumps(manifest, indent=2) + "\n"))
+
+    def read_manifest(self) -> dict[str, Any]:
+        """What stands in it; nothing where it is lost or damaged, for which no run shall fail."""
+        try:
+            found = json.loads(self.manifest.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def log(self, row: Mapping[str, Any]) -> None:
         with self.metrics.open("a") as file:

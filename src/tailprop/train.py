@@ -336,16 +336,8 @@ class Trainer:
     def _say_what_is_run(self) -> None:
         if not self.world.is_first:
             return
-        resumed = {"resumed_at_step": self.at.total} if self.at.total else {}
-        manifest = {
-            "command": sys.argv[1:],
-            **provenance(self.world.device.type),
-            "config_hash": config_hash(comparable(self.settings)),
-            "processes": self.world.size,
-            **self.description,
-            **resumed,
-        }
-        self.folder.write_manifest(manifest)
+        if self.at.epoch < self.optim.epochs or self.at.pending is not None:  # a finished run has nothing to add
+            self.folder.write_manifest(self._manifest())
         d = self.description
         print(
             f"{d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; {self.task.order.steps} steps in an "
@@ -360,6 +352,15 @@ class Trainer:
                 "peak; shorten it with --optim.warmup-epochs or --optim.warmup-steps",
                 file=sys.stderr,
             )
+
+    def _manifest(self) -> dict[str, Any]:
+        """What is run; of a resumed run, what was run first, and each time it was continued."""
+        session = {"command": sys.argv[1:], **provenance(self.world.device.type), "processes": self.world.size}
+        about = {"config_hash": config_hash(comparable(self.settings)), **self.description}
+        if self.at.total == 0:
+            return session | about
+        before = self.folder.read_manifest() or about
+        return before | {"continued": [*before.get("continued", []), {"from_step": self.at.total, **session}]}
 
     @contextmanager
     def _events(self) -> Iterator[None]:
