@@ -24,6 +24,7 @@ from tailprop import checkpoint
 from tailprop.commands.eval import align_classes
 from tailprop.data.sources import Folder, Parquet, TimmDataset, split_hash
 from tailprop.load import load_classifier
+from tailprop.runs import RunFolder
 from tests.runs import launch, write_recipe
 
 CPU = torch.device("cpu")
@@ -287,6 +288,13 @@ def test_full_disk(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert path.read_bytes() == before
     assert {p.name for p in tmp_path.iterdir()} == {"last.pt"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_log_on_a_full_disk_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"cannot write .*metrics.jsonl \(No space left on device\); .*make room and try again"):
+        RunFolder(tmp_path).log({"step": 1})
 
 
 def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(

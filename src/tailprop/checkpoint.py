@@ -4,7 +4,8 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from tailprop.warmstart import read_checkpoint
 
-__all__ = ["PART", "get_rng_state", "load", "save", "save_weights", "set_rng_state", "write_atomically"]
+__all__ = ["PART", "get_rng_state", "load", "naming", "save", "save_weights", "set_rng_state", "write_atomically"]
 
 _FORMAT = 1
 PART = ".part"  # what is being written; a leftover means the process died, and is worthless
@@ -51,16 +52,22 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
 
     A link stays, and what it points to is replaced. A device or a pipe, such as /dev/stdout, is written to.
     """
-    try:
+    with naming(path):
         if path.exists() and not path.is_file():
             _pour(path, write)
         else:
             _replace(path.resolve(), write, also)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Say of what cannot be written where it was, and what to do."""
+    try:
+        yield
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        hint = (
-            "; make room and try again" if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EFBIG) else ""
-        )
+        is_full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        hint = "; make room and try again" if is_full else ""
         raise OSError(f"cannot write {path} ({reason}); what was saved before is intact{hint}") from error
 
 

@@ -91,7 +91,7 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def log(self, row: Mapping[str, Any]) -> None:
-        with self.metrics.open("a") as file:
+        with checkpoint.naming(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps({**row, "time": round(time.time(), 1)}) + "\n")
 
     def write_history(self, rows: Sequence[Mapping[str, float]]) -> None:

@@ -368,19 +368,23 @@ class Trainer:
         if self.config.tensorboard and self.world.is_first:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(str(self.folder.tensorboard), purge_step=self.at.total + 1)
+            with checkpoint.naming(self.folder.tensorboard):
+                self.writer = SummaryWriter(str(self.folder.tensorboard), purge_step=self.at.total + 1)
         try:
             yield
         finally:
             if self.writer is not None:
-                self.writer.close()
+                with checkpoint.naming(self.folder.tensorboard):
+                    self.writer.close()
 
     def _log(self, row: dict[str, Any]) -> None:
         if not self.world.is_first:
             return
         row = {"epoch": self.at.epoch, **row, "step": self.at.total}
         self.folder.log(row)
-        if self.writer is not None:
+        if self.writer is None:
+            return
+        with checkpoint.naming(self.folder.tensorboard):
             for name, value in row.items():
                 if isinstance(value, float):
                     self.writer.add_scalar(f"{row['kind']}/{name}", value, self.at.total)
