@@ -1,6 +1,8 @@
 """Several processes, restarts and the switches of a run."""
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,38 @@ def test_the_manifest_keeps_what_was_run_first_and_how_it_was_continued(
     monkeypatch.setattr("sys.argv", ["tailprop", "again"])
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run), "--run.resume"]) == 0
     assert (run / "manifest.json").read_bytes() == before  # it was finished
+
+
+HOLD = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB); print('held'); "
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
+    command = ["train", str(recipe), "--run.out", str(run)]
+    assert tailprop_cli.main(command) == 0
+    capsys.readouterr()
+    wait = [sys.executable, "-uc", HOLD + "sys.stdin.read()", str(run / ".lock")]
+    with subprocess.Popen(wait, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"  # the finished run has let go
+        for extra in ([], ["--run.resume"], ["--run.overwrite"]):
+            assert_refused([*command, *extra], "is in use: another process is training in it", capsys)
+        other.kill()
+    assert tailprop_cli.main([*command, "--run.resume"]) == 0  # whoever dies lets go
+
+
+def test_a_run_holds_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
+    evaluate, tries = Classification.evaluate, []
+
+    def try_to_hold(task: Classification, model: nn.Module) -> dict[str, float]:
+        done = subprocess.run([sys.executable, "-c", HOLD, str(run / ".lock")], capture_output=True, check=False)
+        tries.append(done.returncode)
+        return evaluate(task, model)
+
+    monkeypatch.setattr(Classification, "evaluate", try_to_hold)
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
+    assert tries == [1]
 
 
 def test_a_failure_of_ours_ends_the_workers_too(tmp_path: Path) -> None:

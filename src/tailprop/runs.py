@@ -8,21 +8,28 @@ last.pt, best.pt   checkpoints
 model.safetensors  the best weights
 tensorboard/       events
 launch.txt         under torchrun, the name of the launch: its restarts go on by themselves
+.lock              locked while a process trains here
 """
 
 import csv
+import errno
 import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from safetensors import SafetensorError, safe_open
 
 from tailprop import checkpoint
 from tailprop.config import config_hash
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: runs have to be kept apart by hand
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["RunFolder", "comparable", "find_settings", "portable", "read_config", "read_notes", "read_settings", "task_of"]
 
@@ -50,11 +57,15 @@ class RunFolder:
         self.config, self.manifest, self.metrics = path / "config.yaml", path / "manifest.json", path / "metrics.jsonl"
         self.last, self.best, self.weights = path / "last.pt", path / "best.pt", path / "model.safetensors"
         self.tensorboard, self.launch, self.history = path / "tensorboard", path / "launch.txt", path / "history.csv"
+        self.lock = path / ".lock"
+        self._locked: IO[str] | None = None
 
     def check(self, settings: dict[str, Any], resume: bool, overwrite: bool) -> None:
         """Refuse a folder that holds another run, or something else; nothing is changed in it yet."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; the run needs a folder")
+        if self.lock.exists():
+            self.hold()
         before = read_config(self.path) if self.config.exists() else None  # refuses a config.yaml that is not ours
         held = any(path.exists() for path in (self.config, self.last, self.best, self.weights))
         if held and not overwrite and not resume:
@@ -67,6 +78,7 @@ class RunFolder:
     def begin(self, settings: dict[str, Any], overwrite: bool, launch: str = "") -> None:
         """Make the folder ready. Called when everything else is: a mistake in the settings must not cost the old run."""
         self.path.mkdir(parents=True, exist_ok=True)
+        self.hold()
         for path in self._ours():
             path.with_name(path.name + checkpoint.PART).unlink(missing_ok=True)  # half written by a process that died
         if overwrite:
@@ -74,6 +86,30 @@ class RunFolder:
         checkpoint.write_atomically(self.config, lambda part: part.write_text(yaml.safe_dump(settings, sort_keys=False)))
         if launch:
             checkpoint.write_atomically(self.launch, lambda part: part.write_text(launch))
+
+    def hold(self) -> None:
+        """Keep other processes from training here, until this one lets go or dies.
+
+        By a record lock: `flock` would be inherited by loader processes, and outlive a killed run in them.
+        """
+        if fcntl is None or self._locked is not None:
+            return
+        file = self.lock.open("a")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise ValueError(
+                    f"{self.path} is in use: another process is training in it; wait for it, or change --run.out"
+                ) from None
+            return  # a file system without locks
+        self._locked = file
+
+    def let_go(self) -> None:
+        if self._locked is not None:
+            self._locked.close()
+            self._locked = None
 
     def is_of(self, launch: str) -> bool:
         """Whether the run was begun, or last resumed, by this launch of torchrun."""

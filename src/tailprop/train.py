@@ -84,6 +84,12 @@ class Trainer:
         self.eval_seconds = math.inf  # of the last evaluation
 
     def run(self) -> list[dict[str, float]]:
+        try:
+            return self._run()
+        finally:
+            self.folder.let_go()
+
+    def _run(self) -> list[dict[str, float]]:
         self._on_first(lambda: self.folder.check(self.settings, self.config.resume, self.config.overwrite))
         resumed = self.config.resume and self.folder.last.exists()
         self._build(resumed)
