@@ -17,7 +17,7 @@ from tailprop.config import build
 from tailprop.distributed import World, agree_on_name, together
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
-from tests.runs import assert_refused, launch, losses, settings, stop_and_go_on, write_recipe
+from tests.runs import assert_refused, last_row, launch, losses, settings, stop_and_go_on, write_recipe
 from tests.test_engine import folder_recipe, make_folder
 
 
@@ -208,6 +208,25 @@ def test_the_manifest_keeps_what_was_run_first_and_how_it_was_continued(
     monkeypatch.setattr("sys.argv", ["tailprop", "again"])
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run), "--run.resume"]) == 0
     assert (run / "manifest.json").read_bytes() == before  # it was finished
+
+
+def test_an_epoch_that_was_logged_but_not_saved_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["train", str(write_recipe(tmp_path / "small.yaml")), "--run.out", str(tmp_path / "run")]
+    save = Trainer._save
+
+    def die_after_the_epoch(self: Trainer, is_best: bool = False) -> None:
+        if self.at.history and self.at.pending is None:
+            raise SystemExit(9)
+        save(self, is_best)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_save", die_after_the_epoch)
+        with pytest.raises(SystemExit):
+            tailprop_cli.main(command)
+    assert last_row(tmp_path / "run")["kind"] == "epoch"
+    assert tailprop_cli.main([*command, "--run.resume"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1, 2]
 
 
 HOLD = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB); print('held'); "

@@ -142,11 +142,14 @@ class RunFolder:
 
         checkpoint.write_atomically(self.history, write)
 
-    def rewind(self, step: int) -> None:
-        """Forget what was logged after the checkpoint that is resumed: it will be logged again."""
+    def rewind(self, step: int, epochs: int) -> None:
+        """Forget what was logged after the checkpoint that is resumed: it will be logged again.
+
+        An epoch is logged at the step that ended it, so steps alone do not tell whether the checkpoint knows of it.
+        """
         if not self.metrics.exists():
             return
-        kept = [line for line in self.metrics.read_text().splitlines() if _step_of(line) <= step]
+        kept = [line for line in self.metrics.read_text().splitlines() if _is_known(line, step, epochs)]
         checkpoint.write_atomically(self.metrics, lambda part: part.write_text("".join(f"{line}\n" for line in kept)))
 
     def _ours(self) -> list[Path]:
@@ -264,8 +267,10 @@ def _short(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _step_of(line: str) -> int:
+def _is_known(line: str, step: int, epochs: int) -> bool:
+    """Whether a line was logged before a checkpoint of so many steps and closed epochs."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return 1 << 62  # half a line, from a process that died while writing it
+        row = json.loads(line)
+        return int(row["step"]) <= step and (row["kind"] != "epoch" or row["epoch"] <= epochs)
+    except (ValueError, KeyError, TypeError):
+        return False  # half a line, from a process that died while writing it

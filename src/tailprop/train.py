@@ -99,7 +99,7 @@ class Trainer:
             raise ValueError(f"not every process sees {self.folder.last}; --run.out has to be a folder all nodes share")
         self._on_first(lambda: self.folder.begin(self.settings, self.config.overwrite, launch_name()))
         if self.world.is_first:
-            self.folder.rewind(self.at.total)
+            self.folder.rewind(self.at.total, len(self.at.history))
         self._say_what_is_run()
         images = self.optim.batch * self.optim.accumulate * self.world.size
         with (
