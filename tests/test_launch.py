@@ -1,6 +1,8 @@
 """Several processes, restarts and the switches of a run."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import tailprop_cli
 from tailprop.config import build
-from tailprop.distributed import World, agree_on_name, together
+from tailprop.distributed import World, agree_on_name, launch_name, together
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
 from tests.runs import assert_refused, last_row, launch, losses, settings, stop_and_go_on, write_recipe
@@ -48,6 +50,16 @@ def test_an_attempt_that_died_half_way_is_not_joined() -> None:
     store.set("tailprop/dead/begin", "somebody")  # another began, and died later
     store.set("tailprop/name", "dead")
     assert set(names_agreed_on(store, 2)) != {"dead"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux tells when a process was started")
+def test_a_launch_without_a_name_is_known_by_its_agents_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert re.fullmatch(rf"agent {os.getppid()} of \S+ since tick \d+", launch_name())
+    names = {launch_name()}
+    monkeypatch.setattr(os, "getppid", os.getpid)  # another agent
+    names.add(launch_name())
+    assert len({name.rpartition(" ")[2] for name in names}) == 2
 
 
 def test_only_its_own_launch_goes_on_by_itself(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,7 +107,19 @@ def launch_name() -> str:
     """A name for this launch of torchrun, the same after its restarts; empty without torchrun."""
     if (name := os.environ.get("TORCHELASTIC_RUN_ID")) is None:
         return ""
-    return name if name != "none" else f"agent {os.getppid()} of {os.uname().nodename}"  # torchrun's default names nothing
+    if name != "none":
+        return name
+    agent = os.getppid()  # torchrun's default names nothing; containers count processes from 1, so its start is told too
+    return " ".join([f"agent {agent} of {os.uname().nodename}", *_start_of(agent)])
+
+
+def _start_of(process: int) -> list[str]:
+    """When a process was started, in the words of Linux; elsewhere nothing."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return []
+    return [f"since tick {stat.rpartition(')')[2].split()[19]}"]  # field 22; the second, a name, may hold spaces
 
 
 @contextmanager
