@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -239,6 +240,33 @@ def test_an_epoch_that_was_logged_but_not_saved_is_logged_once(tmp_path: Path, m
     assert tailprop_cli.main([*command, "--run.resume"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1, 2]
+
+
+SLOW = """
+import sys, time, tailprop_cli
+from tailprop.tasks.classify import Classification
+
+def loss(*_):
+    print("in a step", flush=True)
+    for _ in range(6000):
+        time.sleep(0.01)
+
+Classification.loss = loss
+sys.exit(tailprop_cli.main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_is_heard_at_once_and_a_second_one_stops(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml")
+    command = [sys.executable, "-c", SLOW, "train", str(recipe), "--run.out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert any(line == "in a step\n" for line in child.stdout)
+        child.send_signal(signal.SIGINT)
+        assert any("Ctrl-C again stops at once" in line for line in child.stderr)  # the step still goes on
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=30) == 130
 
 
 HOLD = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB); print('held'); "

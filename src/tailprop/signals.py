@@ -1,10 +1,14 @@
 """Being asked to stop: by a cluster that takes the machine back, or by Ctrl-C."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 __all__ = ["Interrupted", "stop_signals"]
+
+
+_HEARD = b"\ntailprop: stopping after this step or evaluation; Ctrl-C again stops at once\n"
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to stop, and did
@@ -17,13 +21,15 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to
 
 
 @contextmanager
-def stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call `ask` with their number; a second Ctrl-C stops at once."""
+def stop_signals(ask: Callable[[int], None], speak: bool = False) -> Iterator[None]:
+    """SIGTERM and SIGINT call `ask` with their number; a second Ctrl-C stops at once, and the first says so if it may speak."""
 
     def handle(number: int, _frame: object) -> None:
         ask(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            if speak:
+                os.write(2, _HEARD)  # not print: the signal may have come in the middle of one
 
     try:
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}

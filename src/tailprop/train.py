@@ -103,7 +103,7 @@ class Trainer:
         self._say_what_is_run()
         images = self.optim.batch * self.optim.accumulate * self.world.size
         with (
-            stop_signals(self._ask_to_stop),
+            stop_signals(self._ask_to_stop, speak=self.world.is_first),
             Bar(self.schedule.steps, self.at.total, images, self.world) as self.bar,
             self._events(),
         ):
