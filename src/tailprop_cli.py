@@ -50,8 +50,7 @@ def _call(name: str, args: list[str]) -> int:
     # Waiting CPU threads spin for milliseconds before they sleep, on cores that loader processes could use (`tailprop loader`
     # shows what that costs). It is read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    import tyro
-
+    from tailprop.options import parse_options
     from tailprop.signals import Interrupted
 
     module_name, options_name, what = COMMANDS[name]
@@ -62,7 +61,7 @@ def _call(name: str, args: list[str]) -> int:
         module = import_module(module_name)
         if hasattr(module, "parse"):  # its options depend on its first argument
             return module.run(module.parse(args)) or 0
-        return module.run(tyro.cli(getattr(module, options_name), args=args, prog=f"tailprop {name}", description=what)) or 0
+        return module.run(parse_options(getattr(module, options_name), args, f"tailprop {name}", what)) or 0
     except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
     except Interrupted as stop:

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich.console import Console
 
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
 from tailprop.distributed import World, any_true, launch_name, together
+from tailprop.options import parse_options
 from tailprop.runs import RunFolder
 from tailprop.signals import Interrupted
 from tailprop.tasks import find_task
@@ -33,7 +33,7 @@ def parse(args: list[str]) -> Any:
         raise ValueError(f"{path}: {error}") from None
     if default.run.out == type(default.run)().out:  # every recipe has a folder of its own
         default = dataclasses.replace(default, run=dataclasses.replace(default.run, out=default.run.out.with_name(path.stem)))
-    return tyro.cli(config, default=default, args=args[1:], prog=f"tailprop train {args[0]}")
+    return parse_options(config, args[1:], f"tailprop train {args[0]}", default=default)
 
 
 def run(config: Any) -> None:

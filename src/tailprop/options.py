@@ -1,0 +1,43 @@
+"""The options of a command, read by tyro; one that does not exist is refused in a line, with the nearest that do."""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+__all__ = ["option_names", "parse_options"]
+
+T = TypeVar("T")
+
+
+def parse_options(kind: type[T], args: Sequence[str], prog: str, description: str | None = None, default: T | None = None) -> T:
+    """An instance of a dataclass from the command line."""
+    given: dict[str, Any] = {} if default is None else {"default": default}  # to tyro, none is a default too
+    options, strange = tyro.cli(kind, args=args, prog=prog, description=description, return_unknown_args=True, **given)
+    if strange:
+        raise ValueError(_refusal(strange, list(option_names(kind)), prog))
+    return options
+
+
+def option_names(kind: Any, prefix: str = "--") -> Iterator[str]:
+    """The names of the options of a dataclass, those of its parts included."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        hint, name = hints[field.name], prefix + field.name.replace("_", "-")
+        if typing.get_origin(hint) is Annotated:  # what stands without a name, is hidden, or a part without a prefix
+            hint, name = typing.get_args(hint)[0], ""
+        if dataclasses.is_dataclass(hint):
+            yield from option_names(hint, f"{name}." if name else prefix)
+        elif name:
+            yield name
+
+
+def _refusal(strange: list[str], known: list[str], prog: str) -> str:
+    wrong = next((arg.split("=")[0] for arg in strange if arg.startswith("-")), strange[0])
+    name = wrong.replace("_", "-")
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.85) or difflib.get_close_matches(name, known, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"{prog} --help lists what there is"
+    return f"unknown option {wrong}; {hint}"
