@@ -18,6 +18,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 import tailprop_cli
 from tailprop.config import build
 from tailprop.distributed import World, agree_on_name, launch_name, together
+from tailprop.evaluate import Accuracy
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
 from tests.runs import assert_refused, last_row, launch, losses, settings, stop_and_go_on, write_recipe
@@ -267,6 +268,23 @@ def test_ctrl_c_is_heard_at_once_and_a_second_one_stops(tmp_path: Path) -> None:
         assert any("Ctrl-C again stops at once" in line for line in child.stderr)  # the step still goes on
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=30) == 130
+
+
+def test_the_confusion_drawn_is_that_of_the_exported_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [Accuracy(top1, 100.0, 0.1, 2, torch.full((10, 10), int(top1))) for top1 in (60.0, 90.0, 80.0)]
+    drawn: list[int] = []
+    monkeypatch.setattr("tailprop.tasks.classify.evaluate_classifier", lambda *_, **__: results.pop(0))
+    monkeypatch.setattr("tailprop.tasks.classify.draw_confusion", lambda counts, *_: drawn.append(int(counts[0, 0])))
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 3, "batch": 400})
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
+    assert drawn == [90]
+    task = Classification(build(ClassifyConfig, settings()), World(0, 1, torch.device("cpu")))
+    task.best = Accuracy(80.0, 100.0, 0.1, 2, torch.zeros(10, 10))  # what a resumed run has seen of it
+    task.draw([{"epoch": n, "loss": 1.0, "top1": top1} for n, top1 in enumerate((90.0, 80.0), start=1)], tmp_path)
+    assert drawn == [90]
+    assert "the best epoch was before the run was resumed" in capsys.readouterr().out
 
 
 HOLD = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB); print('held'); "

@@ -43,11 +43,13 @@ def run(demo: Demo) -> None:
         raise ValueError(f"{demo.out} holds another run than the demo's; choose another --out")
     console = Console()
     console.print(f"{demo.model} learns 1198 handwritten digits of 32 px; 599 are held out")
-    trainer, task = train(config, join(), summary=False)
+    trainer, _ = train(config, join(), summary=False)
     draw_operator().savefig(demo.out / "operator.png", dpi=120)
-    assert task.result is not None
+    best = trainer.at.best
     console.print(
-        f"[bold]{task.result.top1:.1f} %[/] of the held-out digits are right after {trainer.at.seconds:.0f} s of training."
+        f"[bold]{best['top1']:.1f} %[/] of the held-out digits are right after epoch {best['epoch']:.0f}, the best of "
+        f"{demo.epochs}; {trainer.at.seconds:.0f} s of training.",
+        soft_wrap=True,
     )
     for name, what in _MADE.items():
         console.print(f"  {demo.out / name}: {what}", soft_wrap=True)

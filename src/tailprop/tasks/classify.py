@@ -93,7 +93,7 @@ class Classification:
         self.finish = Finish(config.augment, in_chans, world.device)
         self.mixup = _mixup(config.augment, self.num_classes)
         self.broken = Damage(config.data.on_broken, world.is_first)
-        self.result: Accuracy | None = None
+        self.best: Accuracy | None = None  # of the epochs since the start, or since the run was resumed
 
     def build_model(self, resumed: bool = False) -> nn.Module:
         config = dataclasses.replace(self.config.model, init=None) if resumed else self.config.model
@@ -115,8 +115,10 @@ class Classification:
         return SoftTargetCrossEntropy()(model(images), soft)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        self.result = evaluate_classifier(model, self.eval_loader, self.num_classes, self.world.device, note=self.broken.note)
-        return {"top1": self.result.top1, "top5": self.result.top5, "val_loss": self.result.loss}
+        result = evaluate_classifier(model, self.eval_loader, self.num_classes, self.world.device, note=self.broken.note)
+        if self.best is None or result.top1 > self.best.top1:  # as the loop chooses the weights it exports
+            self.best = result
+        return {"top1": result.top1, "top5": result.top5, "val_loss": result.loss}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """What the manifest says of this task."""
@@ -148,8 +150,12 @@ class Classification:
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         draw_learning(history, folder / "learning.png", {"top1": "top-1, %"})
-        if self.result is not None and len(self.classes) <= 50:
-            draw_confusion(self.result.confusion, self.classes, folder / "confusion.png")
+        if self.best is None or len(self.classes) > 50:
+            return
+        if self.best.top1 < max(row["top1"] for row in history if "top1" in row):
+            print(f"the best epoch was before the run was resumed; tailprop eval {folder} --confusion FILE draws its confusion")
+            return
+        draw_confusion(self.best.confusion, self.classes, folder / "confusion.png")
 
     def summary(self, best: dict[str, float]) -> str:
         number = self.config.paper_top1.get(self.config.model.name) if self.num_classes == 1000 else None
