@@ -70,6 +70,10 @@ def test_imagenet_augmentation_is_the_papers(size: str) -> None:
     assert flip.p == 0.5
     assert [op.magnitude for op in randaugment.ops] == [9] * len(randaugment.ops)
     assert {op.magnitude_std for op in randaugment.ops} == {0.5}
+    increasing = {"Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}  # inc1: more is always stronger
+    names = {op.name for op in randaugment.ops}
+    assert {f"{name}Increasing" for name in increasing} <= names
+    assert not increasing & names
     finish = Finish(config.augment, 3, torch.device("cpu"))
     assert finish.chance == 0.25
     assert config.augment.color_jitter == 0.4

@@ -87,8 +87,36 @@ def test_two_processes_learn_what_one_learns_from_the_doubled_batch(tmp_path: Pa
     assert len(expected) == 28
     assert losses(tmp_path / "two") == pytest.approx(expected, abs=1e-5)
     assert losses(tmp_path / "both") == pytest.approx(expected, abs=1e-5)
-    results = [torch.load(tmp_path / name / "last.pt", weights_only=True)["position"]["history"] for name in ("one", "two")]
-    assert results[0][-1]["top1"] == pytest.approx(results[1][-1]["top1"], abs=0.2)
+
+
+MEASURES = """
+import sys
+from pathlib import Path
+import torch
+from tailprop.config import build
+from tailprop.distributed import together
+from tailprop.load import load_classifier
+from tailprop.runs import read_config
+from tailprop.tasks.classify import Classification, ClassifyConfig
+
+run, out = map(Path, sys.argv[1:])
+with together("cpu", 1) as world:
+    task = Classification(build(ClassifyConfig, read_config(run)), world)
+    task.evaluate(load_classifier(str(run)).model)
+    if world.is_first:
+        torch.save({"count": task.best.count, "confusion": task.best.confusion}, out)
+"""
+
+
+def test_two_processes_measure_every_picture_once(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    script = tmp_path / "measures.py"
+    script.write_text(MEASURES)
+    for processes in (1, 2):
+        done = launch([str(undisturbed[1]), str(tmp_path / f"{processes}.pt")], processes=processes, script=script)
+        assert done.returncode == 0, done.stderr
+    one, two = (torch.load(tmp_path / f"{processes}.pt", weights_only=True) for processes in (1, 2))
+    assert one["count"] == two["count"] == 599  # an odd number: shards of one size would repeat a picture
+    assert torch.equal(one["confusion"], two["confusion"])
 
 
 CRASHES_ONCE = """
