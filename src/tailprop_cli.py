@@ -50,26 +50,31 @@ def _call(name: str, args: list[str]) -> int:
     # Waiting CPU threads spin for milliseconds before they sleep, on cores that loader processes could use (`tailprop loader`
     # shows what that costs). It is read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    try:
+        return _run(name, args)
+    except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
+        return _refuse(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(name: str, args: list[str]) -> int:
     from tailprop.options import parse_options
     from tailprop.signals import Interrupted
 
     module_name, options_name, what = COMMANDS[name]
+    if (task := _task(name, args)) is not None:
+        module_name, options_name = TASK_COMMANDS[name, task]
+        args = args[1:] if name == "bench" else args
+    module = import_module(module_name)
     try:
-        if (task := _task(name, args)) is not None:
-            module_name, options_name = TASK_COMMANDS[name, task]
-            args = args[1:] if name == "bench" else args
-        module = import_module(module_name)
         if hasattr(module, "parse"):  # its options depend on its first argument
             return module.run(module.parse(args)) or 0
         return module.run(parse_options(getattr(module, options_name), args, f"tailprop {name}", what)) or 0
-    except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
-        return _refuse(" ".join(str(error).split()))
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":  # torchrun's processes all stop, and one says so
             print(f"tailprop: {stop}", file=sys.stderr)
         return stop.exit_code
-    except KeyboardInterrupt:
-        return 130
 
 
 def _task(name: str, args: list[str]) -> str | None:

@@ -196,10 +196,14 @@ def _refuse_another_architecture(config: ModelConfig, model: nn.Module, report: 
 def _architecture(where: str) -> str | None:
     """The model that weights of ours name: in themselves, or in the settings of the run they lie in."""
     weights = weights_file(where)
-    if (named := read_notes(weights).get("architecture")) is not None:
-        return named
-    is_ours = weights.name in ("best.pt", "last.pt") and (weights.parent / "config.yaml").is_file()
-    return read_config(weights.parent)["model"].get("name") if is_ours else None
+    if weights.suffix == ".safetensors":
+        return read_notes(weights).get("architecture")
+    if weights.name not in ("best.pt", "last.pt"):
+        return None
+    try:
+        return read_config(weights.parent)["model"].get("name")
+    except ValueError:  # no run of ours
+        return None
 
 
 def weights_file(where: str) -> Path:
