@@ -361,12 +361,12 @@ class Trainer:
 
     def _manifest(self) -> dict[str, Any]:
         """What is run; of a resumed run, what was run first, and each time it was continued."""
-        session = {"command": sys.argv[1:], **provenance(self.world.device.type), "processes": self.world.size}
+        launched = {"command": sys.argv[1:], **provenance(self.world.device.type), "processes": self.world.size}
         about = {"config_hash": config_hash(comparable(self.settings)), **self.description}
         if self.at.total == 0:
-            return session | about
+            return launched | about
         before = self.folder.read_manifest() or about
-        return before | {"continued": [*before.get("continued", []), {"from_step": self.at.total, **session}]}
+        return before | {"continued": [*before.get("continued", []), {"from_step": self.at.total, **launched}]}
 
     @contextmanager
     def _events(self) -> Iterator[None]:
