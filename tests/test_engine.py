@@ -1,18 +1,13 @@
-"""The engine end to end on small data: sources, broken pictures, failures that lose nothing, the parquet recipe."""
+"""The engine end to end on small data: broken pictures, failures that lose nothing, the parquet recipe."""
 
-import io
 import json
 import os
 import pickle
 import resource
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import timm
@@ -21,58 +16,10 @@ from PIL import Image
 
 import tailprop_cli
 from tailprop import checkpoint
-from tailprop.commands.eval import align_classes
-from tailprop.data.sources import Folder, Parquet, TimmDataset, split_hash
 from tailprop.load import load_classifier
 from tailprop.runs import RunFolder
+from tests.folders import folder_recipe, jpeg, make_folder, make_snapshot
 from tests.runs import launch, write_recipe
-
-CPU = torch.device("cpu")
-
-
-def jpeg(colour: int, size: tuple[int, int] = (40, 36)) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", size, (colour, 255 - colour, 90)).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
-def make_folder(root: Path, count: int = 8, splits: tuple[str, ...] = ("train", "val")) -> Path:
-    """Two classes that differ in colour."""
-    for split in splits:
-        for label, name in enumerate(("blue", "red")):
-            (root / split / name).mkdir(parents=True)
-            for k in range(count):
-                (root / split / name / f"{k}.jpg").write_bytes(jpeg(60 + 140 * label + k))
-    return root
-
-
-def make_snapshot(root: Path, labels: Mapping[str, Sequence[int | None]], shards: int = 2, classes: int = 1000) -> Path:
-    """Parquet shards as Hugging Face writes them, class names included."""
-    root.mkdir(parents=True, exist_ok=True)
-    feature = {"image": {"_type": "Image"}, "label": {"names": [f"class {i}" for i in range(classes)], "_type": "ClassLabel"}}
-    metadata = {b"huggingface": json.dumps({"info": {"features": feature}}).encode()}
-    for split, values in labels.items():
-        for k, part in enumerate(np.array_split(np.array(values, dtype=object), shards)):
-            rows = [{"image": {"bytes": jpeg((v or 0) % 256), "path": None}, "label": v} for v in part]
-            schema = pa.schema(
-                [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())],
-                metadata=metadata,
-            )
-            table = pa.Table.from_pylist(rows, schema=schema)
-            pq.write_table(table, root / f"{split}-{k:05d}-of-{shards:05d}.parquet")
-    return root
-
-
-def folder_recipe(tmp_path: Path, root: Path, **data: object) -> list[str]:
-    """Arguments that train the small network on a folder of pictures."""
-    recipe = write_recipe(
-        tmp_path / "folder.yaml",
-        model={"in_chans": 3},
-        data={"source": "folder", "root": str(root), **data},
-        optim={"batch": 4, "epochs": 2},
-        augment={"mixup": 0.0, "cutmix": 0.0},
-    )
-    return ["train", str(recipe), "--run.out", str(tmp_path / "run")]
 
 
 def test_own_pictures_from_a_checkpoint_with_another_class_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,73 +89,6 @@ def test_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr()
     assert printed.err.count("left out, val/blue/1.jpg: ") == 1
     assert "1 broken pictures left out" in printed.out
-
-
-def test_classes_are_compared_by_name(tmp_path: Path) -> None:
-    root = make_folder(tmp_path / "pictures", count=2)
-    for k in range(2):
-        (root / "train" / "blue" / f"{k}.jpg").unlink()
-    (root / "train" / "blue").rmdir()
-    only_red = Folder(root, "train")
-    align_classes(only_red, ("blue", "red"))
-    assert only_red.labels.tolist() == [1, 1]
-    with pytest.raises(ValueError, match="the data has 1 classes, among them 'red'"):
-        align_classes(Folder(root, "train"), ("cat", "dog"))
-
-
-def test_classes_are_taken_in_order_only_if_no_name_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = make_folder(tmp_path / "pictures", count=1)
-    with pytest.raises(ValueError, match="does not know the data's class 'red', though it knows 1 of 2 by name"):
-        align_classes(Folder(root, "train"), ("azure", "blue"))
-    source = Folder(root, "train")
-    align_classes(source, ("n01", "n02"))
-    assert source.labels.tolist() == [0, 1]
-    assert "they are taken in order" in capsys.readouterr().err
-
-
-def test_a_name_that_stands_twice_is_told_apart(tmp_path: Path) -> None:
-    for name in ("crane", "crane2", "tench"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "1.jpg").write_bytes(jpeg(9))
-    source = Folder(tmp_path, "validation", held_out=1.0)
-    align_classes(source, ("tench", "crane", "crane"))  # timm's names of ImageNet's classes, Hugging Face's of the data's
-    assert source.labels.tolist() == [1, 2, 0]
-
-
-def test_a_folder_without_a_split_holds_out_the_same_share_always(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for k in range(50):
-            (tmp_path / name / f"{k}.png").touch()
-    train, held_out = Folder(tmp_path, "train"), Folder(tmp_path, "validation")
-    assert len(train.labels) + len(held_out.labels) == 100
-    assert 8 <= len(held_out.labels) <= 35
-    assert split_hash(train) == split_hash(Folder(tmp_path, "train")) != split_hash(held_out)
-    (tmp_path / "a" / "new.png").touch()
-    assert set(held_out.paths) - {tmp_path / "a" / "new.png"} <= set(Folder(tmp_path, "validation").paths)
-
-
-def test_folders_are_taken_for_what_they_are(tmp_path: Path) -> None:
-    """A class may be called train; hidden folders are no classes; a folder with validation pictures alone can be measured."""
-    for name in ("train", "car", ".ipynb_checkpoints"):
-        (tmp_path / "vehicles" / name).mkdir(parents=True)
-        (tmp_path / "vehicles" / name / "1.jpg").write_bytes(jpeg(9))
-    (tmp_path / "vehicles" / "car" / "._1.jpg").write_bytes(b"macOS")
-    vehicles = Folder(tmp_path / "vehicles", "validation", held_out=1.0)
-    assert (vehicles.classes, vehicles.share, len(vehicles.labels)) == (("car", "train"), 1.0, 2)
-    only = Folder(make_folder(tmp_path / "only", count=2, splits=("val",)), "validation")
-    assert (only.classes, only.share, len(only.labels)) == (("blue", "red"), None, 4)
-    with pytest.raises(ValueError, match="none named validation or val or valid or test"):
-        Folder(make_folder(tmp_path / "other", count=1, splits=("train", "eval")), "validation")
-    (make_folder(tmp_path / "hidden", count=1) / "val" / ".ipynb_checkpoints").mkdir()
-    assert Folder(tmp_path / "hidden", "validation").classes == ("blue", "red")
-
-
-def test_every_class_has_pictures_on_both_sides(tmp_path: Path) -> None:
-    tree = make_folder(tmp_path, count=2, splits=("all",)) / "all"
-    parts = [Folder(tree, split, held_out=0.01) for split in ("train", "validation")]
-    assert [sorted(part.labels) for part in parts] == [[0, 1], [0, 1]]
-    assert not {path.name for path in parts[0].paths if path in parts[1].paths}
 
 
 def test_names_of_any_bytes_and_signs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -460,62 +340,3 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(
     assert all(value.isfinite().all() for value in payload["model"].values())
     monkeypatch.undo()
     assert tailprop_cli.main([*command, "--run.resume", "--run.threads", "1"]) == 0
-
-
-def test_parquet_names_and_rows(tmp_path: Path) -> None:
-    root = make_snapshot(tmp_path / "data", {"train": [3, 1, 2], "validation": [0]}, classes=4)
-    source = Parquet(root, "train", tmp_path / "cache")
-    assert source.classes == ("class 0", "class 1", "class 2", "class 3")
-    assert source.labels.tolist() == [3, 1, 2]
-    assert source.read(1).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(1))).getpixel((3, 3))
-
-
-def test_labels_of_a_snapshot_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row by row it would take minutes on ImageNet."""
-    datasets = pytest.importorskip("datasets")
-    root = make_snapshot(tmp_path / "data", {"train": list(range(30))}, shards=3)
-    asked: list[object] = []
-    read = datasets.arrow_dataset.Column.__getitem__
-
-    def counted(self: Any, key: object) -> object:
-        asked.append(key)
-        return read(self, key)
-
-    monkeypatch.setattr(datasets.arrow_dataset.Column, "__getitem__", counted)
-    monkeypatch.setattr(datasets.arrow_dataset.Column, "__iter__", lambda _column: pytest.fail("walked row by row"))
-    assert Parquet(root, "train", tmp_path / "cache").labels.tolist() == list(range(30))
-    assert asked == [slice(None)]
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_label_that_is_missing_is_named(named: bool, tmp_path: Path) -> None:
-    root = make_snapshot(tmp_path / "data", {"train": [0, 1, 0, None, 1, None]}, classes=2)
-    for shard in () if named else root.iterdir():
-        pq.write_table(pq.read_table(shard).replace_schema_metadata(None), shard)
-    message = r"data: train-00001-of-00002.parquet row 0 has no label, nor have 1 more; remove such rows"
-    with pytest.raises(ValueError, match=message):
-        Parquet(root, "train", tmp_path / "cache")
-
-
-@pytest.mark.parametrize("name", ["folder", "torch/image_folder"])
-def test_a_folder_through_timm(name: str, tmp_path: Path) -> None:
-    root = make_folder(tmp_path, count=2)
-    (root / "val" / "blue" / "1.jpg").write_bytes(b"not a picture")
-    source = TimmDataset(name, root, "validation")
-    assert (source.classes, source.labels.tolist()) == (("blue", "red"), [0, 0, 1, 1])
-    assert source.read(2).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(200))).getpixel((3, 3))
-    assert source.name(1).endswith("blue/1.jpg")
-    with pytest.raises(OSError, match="cannot identify image file"):  # and not the picture after it
-        source.read(1)
-    with pytest.raises(ValueError, match="timm cannot open"):
-        TimmDataset(name, tmp_path / "nowhere", "validation")
-
-
-def test_a_snapshot_through_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_snapshot(tmp_path / "data", {"train": [3, 1, 2], "validation": [2, 0]}, shards=1, classes=4)
-    monkeypatch.chdir(tmp_path)
-    source = TimmDataset("hfds/./data", tmp_path / "cache", "validation")
-    assert source.classes == ("class 0", "class 1", "class 2", "class 3")
-    assert source.labels.tolist() == [2, 0]
-    assert source.read(0).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(2))).getpixel((3, 3))
-    assert source.name(1) == "picture 1"

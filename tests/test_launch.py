@@ -21,8 +21,8 @@ from tailprop.distributed import World, agree_on_name, launch_name, together
 from tailprop.evaluate import Accuracy
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
+from tests.folders import folder_recipe, make_folder
 from tests.runs import assert_refused, last_row, launch, losses, settings, stop_and_go_on, write_recipe
-from tests.test_engine import folder_recipe, make_folder
 
 
 def names_agreed_on(store: Any, size: int) -> list[str]:
