@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import tailprop_cli
 
@@ -35,6 +36,7 @@ def test_help_names_every_command_and_stays_light() -> None:
         (["bench", "--batches", "2"], "unknown option --batches; did you mean --batch?"),
         (["train", "digits", "--optim.leaning-rate", "1"], "unknown option --optim.leaning-rate; did you mean --optim."),
         (["train", "digits", "--run.overwite"], "unknown option --run.overwite; did you mean --run.overwrite?"),
+        (["bench", "--models", "tailprop_pico", "--batch", str(10**8)], "not enough memory (60211200000000 bytes more were"),
         (["models", "--qqqq"], "unknown option --qqqq; tailprop models --help lists what there is"),
     ],
 )
@@ -43,6 +45,15 @@ def test_mistakes_are_answered_in_one_line(args: list[str], message: str, capsys
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_full_gpu_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 8.00 GiB")
+
+    monkeypatch.setattr(tailprop_cli, "_run", fail)
+    assert tailprop_cli.main(["models"]) == 2
+    assert "not enough memory (2.50 GiB more were asked for); take a smaller batch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", tailprop_cli.COMMANDS)
