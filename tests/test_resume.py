@@ -52,9 +52,8 @@ def test_killed_ten_times(undisturbed: tuple[Path, Path], tmp_path: Path) -> Non
     assert not list((tmp_path / "run").glob("*.part"))
 
 
-def test_stopped_by_sigterm_in_the_middle_of_an_epoch(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
-    recipe, whole = undisturbed
-    run, args = tmp_path / "run", ["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "1"]
+def stop_early(args: list[str], run: Path) -> None:
+    """Start a run and send it SIGTERM after a few steps."""
     command = [sys.executable, "-m", "tailprop_cli", *args]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while child.poll() is None and (not (run / "metrics.jsonl").exists() or len(losses(run)) < 3):
@@ -63,6 +62,12 @@ def test_stopped_by_sigterm_in_the_middle_of_an_epoch(undisturbed: tuple[Path, P
     _, error = child.communicate(timeout=60)
     assert child.returncode == 143
     assert error.startswith("tailprop: stopped after step ")
+
+
+def test_stopped_by_sigterm_in_the_middle_of_an_epoch(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = undisturbed
+    run, args = tmp_path / "run", ["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "1"]
+    stop_early(args, run)
     payload = torch.load(run / "last.pt", weights_only=True)
     assert 0 < payload["position"]["step"] < 11
     assert launch([*args, "--run.resume"]).returncode == 0
@@ -87,6 +92,10 @@ def test_two_processes_learn_what_one_learns_from_the_doubled_batch(tmp_path: Pa
     assert len(expected) == 28
     assert losses(tmp_path / "two") == pytest.approx(expected, abs=1e-5)
     assert losses(tmp_path / "both") == pytest.approx(expected, abs=1e-5)
+    moved = ["train", str(recipe), "--run.out", str(tmp_path / "moved")]
+    stop_early([*moved, "--optim.batch", "80"], tmp_path / "moved")
+    assert launch([*moved, "--optim.batch", "40", "--run.resume"], processes=2).returncode == 0
+    assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-5)
 
 
 MEASURES = """
@@ -154,6 +163,7 @@ def test_another_run_is_not_overwritten_and_not_continued_otherwise(
     for extra, message in (
         ([], "holds a run; go on with it (--run.resume)"),
         (["--run.resume", "--optim.lr", "0.1"], "was begun with other settings (optim.lr)"),
+        (["--run.resume", "--optim.accumulate", "2"], "images in a step, now there are"),
         (["--run.resume", "--run.overwrite"], "exclude each other"),
     ):
         assert tailprop_cli.main(["train", str(recipe), "--run.out", str(whole), *extra]) == 2

@@ -235,9 +235,10 @@ def portable(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide what is learned."""
+    """The settings that decide what is learned. How a global batch is divided does not; a checkpoint knows its size."""
     return {
         **settings,
+        "optim": {k: v for k, v in settings.get("optim", {}).items() if k not in ("batch", "accumulate")},
         "run": {k: v for k, v in settings.get("run", {}).items() if k not in _FREE},
         "data": {k: v for k, v in settings["data"].items() if k not in ("workers", "root", "cache", "download")},
     }

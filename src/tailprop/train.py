@@ -77,6 +77,7 @@ class Trainer:
     def __init__(self, task: Task, optim: OptimConfig, run: RunConfig, settings: dict[str, Any], world: World) -> None:
         self.task, self.optim, self.config, self.settings, self.world = task, optim, run, settings, world
         self.folder = RunFolder(run.out)
+        self.global_batch = optim.batch * optim.accumulate * world.size  # images of a step
         self.at = Position()
         self.counted = 0  # steps of this epoch whose loss has left the device
         self.last_loss = self.last_lr = 0.0
@@ -101,10 +102,9 @@ class Trainer:
         if self.world.is_first:
             self.folder.rewind(self.at.total, len(self.at.history))
         self._say_what_is_run()
-        images = self.optim.batch * self.optim.accumulate * self.world.size
         with (
             stop_signals(self._ask_to_stop, speak=self.world.is_first),
-            Bar(self.schedule.steps, self.at.total, images, self.world) as self.bar,
+            Bar(self.schedule.steps, self.at.total, self.global_batch, self.world) as self.bar,
             self._events(),
         ):
             if self.at.pending is not None:  # stopped while it was being evaluated
@@ -222,7 +222,7 @@ class Trainer:
             raise Interrupted(f"stopped after step {self.at.total}", self.stop_asked or signal.SIGTERM)
 
     def _finish_epoch(self) -> None:
-        images = self.at.seen * self.optim.batch * self.optim.accumulate * self.world.size
+        images = self.at.seen * self.global_batch
         row: dict[str, float] = {
             "epoch": self.at.epoch + 1,
             "loss": float(sum_over_processes(torch.tensor(self.at.loss_sum), self.world.device))
@@ -296,6 +296,7 @@ class Trainer:
             "broken": broken,
             "config_hash": config_hash(comparable(self.settings)),
             "steps_per_epoch": self.task.order.steps,
+            "global_batch": self.global_batch,
             "split_hash": self.description["split_hash"],
         }
         if is_best:
@@ -307,10 +308,15 @@ class Trainer:
         return self.task.metadata() | {"settings": json.dumps(portable(self.settings))}
 
     def _restore(self, payload: dict[str, Any]) -> None:
+        if payload["global_batch"] != self.global_batch:
+            raise ValueError(
+                f"{self.folder.last} was made with {payload['global_batch']} images in a step, now there are "
+                f"{self.global_batch}; choose --optim.batch and --optim.accumulate so that processes x batch x accumulate stays"
+            )
         if payload["steps_per_epoch"] != self.task.order.steps:  # position and learning rate are counted in steps
             raise ValueError(
                 f"{self.folder.last} was made with {payload['steps_per_epoch']} steps in an epoch, now there are "
-                f"{self.task.order.steps}; keep processes x batch x accumulate, and the data, as they were"
+                f"{self.task.order.steps}; put the data back as it was, or start a new run from its weights with --model.init"
             )
         if payload["config_hash"] != config_hash(comparable(self.settings)):  # config.yaml, which would name them, is gone
             raise ValueError(
