@@ -33,7 +33,7 @@ except ImportError:  # not a POSIX system: runs have to be kept apart by hand
 
 __all__ = ["RunFolder", "comparable", "find_settings", "portable", "read_config", "read_notes", "read_settings", "task_of"]
 
-_DRAWN = ("learning.png", "confusion.png", "operator.png", "pictures.jpg", "restored.png", "detections.json")
+_DRAWN = ("learning.png", "confusion.png", "operator.png", "pictures.jpg", "restored.png", "results.json")
 # what a resumed run may change, as it changes nothing that is learned
 _FREE = {
     "check_gradients",
