@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import re
 import sys
 from importlib import import_module
 
@@ -55,20 +54,17 @@ def _call(name: str, args: list[str]) -> int:
         return _run(name, args)
     except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
-    except RuntimeError as error:
-        if (asked := _memory_asked(error)) is None:
+    except (RuntimeError, MemoryError) as error:
+        from tailprop.checks import memory_missing
+
+        if (missing := memory_missing(error)) is None:
             raise
         return _refuse(
-            f"not enough memory ({asked}); take a smaller batch or smaller images, or --run.grad-checkpointing in training"
+            f"not enough memory ({missing}); take a smaller batch (in training --optim.accumulate makes up for it), smaller "
+            "pictures, or --run.grad-checkpointing"
         )
     except KeyboardInterrupt:
         return 130
-
-
-def _memory_asked(error: RuntimeError) -> str | None:
-    """How much memory could not be had, by PyTorch's allocators for GPUs ("Tried to allocate 2.00 GiB. ...") and for CPUs."""
-    found = re.search(r"tried to allocate (\S+ \w+)", str(error), re.IGNORECASE)
-    return f"{found[1]} more were asked for" if found else None
 
 
 def _run(name: str, args: list[str]) -> int:

@@ -42,10 +42,10 @@ def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_leaves_a_whole_run_folder(run: Path, scenes: Path) -> None:
     names = {path.name for path in run.iterdir()}
-    assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "pictures.jpg", "results.json"} <= names
+    assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "pictures.jpg", "coco_results.json"} <= names
     row, part = last_row(run), validation_set(scenes)
     assert set(METRICS) <= row.keys()
-    results = json.loads((run / "results.json").read_text())
+    results = json.loads((run / "coco_results.json").read_text())
     assert len({entry["image_id"] for entry in results}) > 1
     assert score_results(part.ground_truth(), results)["box_ap"] == pytest.approx(row["box_ap"])
 
@@ -66,7 +66,7 @@ def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) 
     assert tailprop_cli.main(args) == 0  # alone
     alone, together = json.loads((tmp_path / "1.json").read_text()), last_row(tmp_path / "run")
     assert {name: alone[name] for name in METRICS} == pytest.approx({name: together[name] for name in METRICS})
-    ours, theirs = ((tmp_path / "r.json").read_text(), (tmp_path / "run" / "results.json").read_text())
+    ours, theirs = ((tmp_path / "r.json").read_text(), (tmp_path / "run" / "coco_results.json").read_text())
     assert json.loads(ours) == json.loads(theirs)
 
 
@@ -157,7 +157,7 @@ def test_validation_may_lack_categories_or_be_missing(scenes: Path, tmp_path: Pa
     assert_refused(args, "has categories that instances_train2017.json has not, for example 'unicorn' with id 1", capsys)
     path.unlink()
     assert tailprop_cli.main([*args, "--data.validate-on-train", "--data.limit", "2"]) == 0
-    assert {e["image_id"] for e in json.loads((tmp_path / "heart" / "results.json").read_text())} == {1, 2}
+    assert {e["image_id"] for e in json.loads((tmp_path / "heart" / "coco_results.json").read_text())} == {1, 2}
 
 
 def test_long_thin_pictures_are_looked_at(run: Path, tmp_path: Path) -> None:
@@ -226,8 +226,8 @@ def test_eval_on_the_training_pictures_it_learned_from(scenes: Path, tmp_path: P
 def test_a_finished_run_that_is_resumed_keeps_its_pictures(run: Path, scenes: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(run, out)
-    detections = [entry | {"score": 0.9} for entry in json.loads((out / "results.json").read_text())]
-    (out / "results.json").write_text(json.dumps(detections))  # sure enough to be drawn
+    detections = [entry | {"score": 0.9} for entry in json.loads((out / "coco_results.json").read_text())]
+    (out / "coco_results.json").write_text(json.dumps(detections))  # sure enough to be drawn
     empty = (run / "pictures.jpg").read_bytes()
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), "--run.resume"]) == 0

@@ -19,6 +19,7 @@ import tailprop_cli
 from tailprop.config import build
 from tailprop.distributed import World, agree_on_name, launch_name, together
 from tailprop.evaluate import Accuracy
+from tailprop.runs import read_settings
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
 from tests.folders import folder_recipe, make_folder
@@ -351,6 +352,12 @@ def test_a_checkpoint_without_its_settings_goes_on_with_the_same_ones_only(
     (tmp_path / "run" / "config.yaml").unlink()
     assert_refused([*command, "--run.resume", "--optim.lr", "1"], "was trained with other settings", capsys)
     assert tailprop_cli.main([*command, "--run.resume"]) == 0
+    divided = ["--optim.batch", "50", "--optim.accumulate", "2", "--data.workers", "1"]
+    assert tailprop_cli.main([*command, *divided, "--run.resume"]) == 0
+    assert "run" in read_settings(tmp_path / "run" / "model.safetensors")  # of config.yaml: it is still theirs
+    payload = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    torch.save(payload | {"format": 1}, tmp_path / "run" / "last.pt")
+    assert_refused([*command, "--run.resume"], "not a checkpoint of this version of the program", capsys)
 
 
 def test_what_is_left_of_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

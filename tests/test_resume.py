@@ -128,6 +128,34 @@ def test_two_processes_measure_every_picture_once(undisturbed: tuple[Path, Path]
     assert torch.equal(one["confusion"], two["confusion"])
 
 
+STATISTICS = """
+import sys
+from pathlib import Path
+from tailprop.config import build, read_recipe, to_dict
+from tailprop.distributed import gather, together
+from tailprop.tasks.classify import Classification, ClassifyConfig
+from tailprop.train import Trainer
+
+with together("cpu", 1) as world:
+    config = build(ClassifyConfig, read_recipe(Path(sys.argv[1])))
+    trainer = Trainer(Classification(config, world), config.optim, config.run, to_dict(config), world)
+    trainer.run()
+    norms = {name: value for name, value in trainer.model.named_buffers() if "running" in name}
+    found = gather([value.tolist() for value in norms.values()])
+    if world.is_first:
+        print("statistics:", len(norms), "same" if found[0] == found[1] else "different")
+"""
+
+
+def test_two_processes_measure_one_network_where_batch_norms_are_in_it(tmp_path: Path) -> None:
+    run = {"out": str(tmp_path / "run"), "ema": 0.0}
+    model = {"name": "resnet10t", "drop_path": 0.0, "args": {}}
+    recipe = write_recipe(tmp_path / "r.yaml", model=model, optim={"epochs": 1, "epoch_steps": 2, "batch": 8}, run=run)
+    (tmp_path / "norms.py").write_text(STATISTICS)
+    done = launch([str(recipe)], processes=2, script=tmp_path / "norms.py")
+    assert "statistics: 28 same" in done.stdout, done.stderr
+
+
 CRASHES_ONCE = """
 import os, sys, threading, time
 from pathlib import Path

@@ -20,7 +20,7 @@ from tailprop.warmstart import read_checkpoint
 
 __all__ = ["PART", "get_rng_state", "load", "naming", "save", "save_weights", "set_rng_state", "write_atomically"]
 
-_FORMAT = 1
+_FORMAT = 2
 PART = ".part"  # what is being written; a leftover means the process died, and is worthless
 
 
@@ -37,7 +37,9 @@ def load(path: Path) -> dict[str, Any]:
     """A checkpoint written by `save`."""
     payload = read_checkpoint(path)
     if payload.get("format") != _FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of this program; to start from its weights use --model.init")
+        raise ValueError(
+            f"{path} is not a checkpoint of this version of the program; to start from its weights use --model.init"
+        )
     return payload
 
 

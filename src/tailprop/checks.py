@@ -1,5 +1,6 @@
 """Refusals that say what is wrong and how to mend it."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ __all__ = [
     "check_model",
     "check_output_file",
     "check_output_folder",
+    "memory_missing",
 ]
 
 
@@ -53,3 +55,12 @@ def check_model(name: str) -> None:
 
     if not timm.is_model(name):
         raise ValueError(f"timm has no model {name!r}; `tailprop models` lists ours")
+
+
+def memory_missing(error: BaseException) -> str | None:
+    """What is said of memory that could not be had, by PyTorch ("Tried to allocate 2.00 GiB"), CUDA or Python; else nothing."""
+    if found := re.search(r"tried to allocate (\S+ \w+)", str(error), re.IGNORECASE):
+        return f"{found[1]} more were asked for"
+    if isinstance(error, MemoryError) or re.search("out of memory|ALLOC_FAILED", str(error)):
+        return str(error).splitlines()[0] if str(error) else "of the machine"
+    return None

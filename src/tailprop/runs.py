@@ -33,7 +33,7 @@ except ImportError:  # not a POSIX system: runs have to be kept apart by hand
 
 __all__ = ["RunFolder", "comparable", "find_settings", "portable", "read_config", "read_notes", "read_settings", "task_of"]
 
-_DRAWN = ("learning.png", "confusion.png", "operator.png", "pictures.jpg", "restored.png", "results.json")
+_DRAWN = ("learning.png", "confusion.png", "operator.png", "pictures.jpg", "restored.png", "coco_results.json")
 # what a resumed run may change, as it changes nothing that is learned
 _FREE = {
     "check_gradients",
@@ -191,7 +191,7 @@ def find_settings(where: str | Path) -> dict[str, Any] | None:
     carried: dict[str, Any] = json.loads(text)
     try:
         around = read_config(folder) if has_config else carried
-        return around if portable(around) == carried else carried
+        return around if comparable(portable(around)) == comparable(carried) else carried
     except ValueError:  # somebody else's config.yaml
         return carried
 
@@ -235,7 +235,7 @@ def portable(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide what is learned. How a global batch is divided does not; a checkpoint knows its size."""
+    """The settings a run goes on with. How a step is divided is free; how many pictures it has stands in the checkpoint."""
     return {
         **settings,
         "optim": {k: v for k, v in settings.get("optim", {}).items() if k not in ("batch", "accumulate")},

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tailprop import checkpoint
 from tailprop.config import OptimConfig, RunConfig, config_hash
 from tailprop.data.loading import mix
-from tailprop.distributed import World, any_true, gather, launch_name, sum_over_processes
+from tailprop.distributed import World, any_true, gather, launch_name, share_batch_norms, sum_over_processes
 from tailprop.learner import Learner, autocast
 from tailprop.optim import build_schedule
 from tailprop.progress import Bar
@@ -77,7 +77,8 @@ class Trainer:
     def __init__(self, task: Task, optim: OptimConfig, run: RunConfig, settings: dict[str, Any], world: World) -> None:
         self.task, self.optim, self.config, self.settings, self.world = task, optim, run, settings, world
         self.folder = RunFolder(run.out)
-        self.global_batch = optim.batch * optim.accumulate * world.size  # images of a step
+        self.division = [world.size, optim.batch, optim.accumulate]
+        self.global_batch = math.prod(self.division)  # images of a step
         self.at = Position()
         self.counted = 0  # steps of this epoch whose loss has left the device
         self.last_loss = self.last_lr = 0.0
@@ -265,6 +266,7 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         model = self.learner.evaluated
+        share_batch_norms(model)
         model.eval()
         with autocast(self.world.device, self.config.precision):
             metrics = self.task.evaluate(model)
@@ -296,7 +298,7 @@ class Trainer:
             "broken": broken,
             "config_hash": config_hash(comparable(self.settings)),
             "steps_per_epoch": self.task.order.steps,
-            "global_batch": self.global_batch,
+            "division": self.division,
             "split_hash": self.description["split_hash"],
         }
         if is_best:
@@ -308,9 +310,9 @@ class Trainer:
         return self.task.metadata() | {"settings": json.dumps(portable(self.settings))}
 
     def _restore(self, payload: dict[str, Any]) -> None:
-        if payload["global_batch"] != self.global_batch:
+        if math.prod(payload["division"]) != self.global_batch:
             raise ValueError(
-                f"{self.folder.last} was made with {payload['global_batch']} images in a step, now there are "
+                f"{self.folder.last} was made with {math.prod(payload['division'])} images in a step, now there are "
                 f"{self.global_batch}; choose --optim.batch and --optim.accumulate so that processes x batch x accumulate stays"
             )
         if payload["steps_per_epoch"] != self.task.order.steps:  # position and learning rate are counted in steps
@@ -340,8 +342,16 @@ class Trainer:
         if len(payload["rng"]) == self.world.size:
             self.at.loss_sum = losses[self.world.rank]
             checkpoint.set_rng_state(payload["rng"][self.world.rank], self.world.device)
-        else:  # another number of processes: a valid run, though no longer the same one
+        else:
             self.at.loss_sum = sum(losses) / len(losses)
+            torch.manual_seed(mix(self.config.seed, self.world.rank, self.at.total))
+            _seed_others(mix(self.config.seed, self.world.rank, self.at.total + 1))
+        if payload["division"] != self.division and self.world.is_first:
+            before, now = (" x ".join(map(str, division)) for division in (payload["division"], self.division))
+            print(
+                f"processes x batch x accumulate was {before} and is {now}: the same pictures in every step, but another run "
+                "where batch norm, mixup, CutMix or drop path see the division"
+            )
 
     # What is said
 
@@ -368,6 +378,7 @@ class Trainer:
     def _manifest(self) -> dict[str, Any]:
         """What is run; of a resumed run, what was run first, and each time it was continued."""
         launched = {"command": sys.argv[1:], **provenance(self.world.device.type), "processes": self.world.size}
+        launched |= {"batch": self.optim.batch, "accumulate": self.optim.accumulate}
         about = {"config_hash": config_hash(comparable(self.settings)), **self.description}
         if self.at.total == 0:
             return launched | about

@@ -14,7 +14,7 @@ from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 
 import tailprop.backbone  # noqa: F401 - registers the models
-from tailprop.checks import check_model
+from tailprop.checks import check_model, memory_missing
 from tailprop.config import ModelConfig, OptimConfig, RunConfig
 from tailprop.cost import count_macs, count_parameters
 from tailprop.data.classify import (
@@ -135,6 +135,8 @@ class Classification:
         try:
             return count_macs(model, size, size)
         except (AssertionError, RuntimeError) as error:  # transformers of a fixed size refuse others
+            if memory_missing(error):
+                raise
             name, reason = self.config.model.name, str(error).splitlines()[0]
             raise ValueError(
                 f"{name} does not take pictures of {size} px: {reason} Change --data.size-px, or set img_size in model.args"

@@ -128,7 +128,7 @@ class Detection:
         scores = score_over_processes(validation, results, broken, self.world)
         self.results = results
         if self.world.is_first:
-            path = self.config.run.out / "results.json"
+            path = self.config.run.out / "coco_results.json"
             write_atomically(path, lambda part: part.write_text(json.dumps(results)))
         return scores
 
@@ -157,7 +157,7 @@ class Detection:
         draw_learning(history, folder / "learning.png", {"box_ap": "box AP, %", "mask_ap": "mask AP, %"})
         validation, unread = self.sets["validation"], set(self.broken)
         shown = [image for image in validation.images if str(image.path) not in unread][:PICTURES_DRAWN]
-        results = self._last_results(folder / "results.json")
+        results = self._last_results(folder / "coco_results.json")
         pictures = []
         for image in shown:  # the truth, and beside it what was found
             found = [entry for entry in results if entry["image_id"] == image.id]

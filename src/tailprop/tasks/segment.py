@@ -27,7 +27,7 @@ from tailprop.data.segment import (
     normalise,
     open_labelled,
 )
-from tailprop.distributed import World, gather, share_batch_norms, sum_over_processes
+from tailprop.distributed import World, gather, sum_over_processes
 from tailprop.drawing import draw_page
 from tailprop.figures import draw_learning
 from tailprop.label_scores import LabelScores, confusion, score_confusion
@@ -111,7 +111,6 @@ class Segmentation:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         data, self.shown = self.config.data, {}
-        share_batch_norms(model)
 
         def label(image: Tensor) -> Tensor:
             return label_picture(model, image, self.config.inference, data.short_px, data.long_px)
