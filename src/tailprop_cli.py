@@ -72,14 +72,16 @@ def _run(name: str, args: list[str]) -> int:
     from tailprop.signals import Interrupted
 
     module_name, options_name, what = COMMANDS[name]
+    command = f"tailprop {name}"
     if (task := _task(name, args)) is not None:
         module_name, options_name = TASK_COMMANDS[name, task]
-        args = args[1:] if name == "bench" else args
+        if name == "bench":
+            command, args = f"{command} {task}", args[1:]
     module = import_module(module_name)
     try:
         if hasattr(module, "parse"):  # its options depend on its first argument
             return module.run(module.parse(args)) or 0
-        return module.run(parse_options(getattr(module, options_name), args, f"tailprop {name}", what)) or 0
+        return module.run(parse_options(getattr(module, options_name), args, command, what)) or 0
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":  # torchrun's processes all stop, and one says so
             print(f"tailprop: {stop}", file=sys.stderr)

@@ -37,6 +37,7 @@ def test_help_names_every_command_and_stays_light() -> None:
         (["train", "digits", "--optim.leaning-rate", "1"], "unknown option --optim.leaning-rate; did you mean --optim."),
         (["train", "digits", "--run.overwite"], "unknown option --run.overwite; did you mean --run.overwrite?"),
         (["bench", "--models", "tailprop_pico", "--batch", str(10**8)], "not enough memory (60211200000000 bytes more were"),
+        (["bench", "detect", "--qqqq"], "unknown option --qqqq; tailprop bench detect --help lists what there is"),
         (["models", "--qqqq"], "unknown option --qqqq; tailprop models --help lists what there is"),
     ],
 )
