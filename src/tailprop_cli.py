@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import select
 import sys
 from importlib import import_module
 
@@ -34,24 +35,23 @@ TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {
 
 
 def main(args: list[str] | None = None) -> int:
-    args = sys.argv[1:] if args is None else args
-    if not args or args[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    name, *rest = args
-    if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"commands are {', '.join(COMMANDS)}"
-        return _refuse(f"no command {name!r}; {hint}")
-    return _call(name, rest)
-
-
-def _call(name: str, args: list[str]) -> int:
     # Waiting CPU threads spin for milliseconds before they sleep, on cores that loader processes could use (`tailprop loader`
     # shows what that costs). It is read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     try:
-        return _run(name, args)
+        code = _guard(sys.argv[1:] if args is None else args)
+    except SystemExit:  # of help
+        _write_out()
+        raise
+    return _write_out() or code
+
+
+def _guard(args: list[str]) -> int:
+    """Answer, or say in a line what a user can mend."""
+    try:
+        return _answer(args)
+    except BrokenPipeError as error:
+        return 1 if _has_lost_its_reader() else _refuse(str(error))
     except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
     except (RuntimeError, MemoryError) as error:
@@ -65,6 +65,18 @@ def _call(name: str, args: list[str]) -> int:
         )
     except KeyboardInterrupt:
         return 130
+
+
+def _answer(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    name, *rest = args
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"commands are {', '.join(COMMANDS)}"
+        return _refuse(f"no command {name!r}; {hint}")
+    return _run(name, rest)
 
 
 def _run(name: str, args: list[str]) -> int:
@@ -105,6 +117,30 @@ def _help() -> str:
     lines = [f"  {name:<10} {what}" for name, (_, _, what) in COMMANDS.items()]
     more = "tailprop COMMAND --help explains each; eval and predict, with a checkpoint before --help, what its task takes."
     return "\n".join(["usage: tailprop COMMAND [options]", "", *lines, "", more])
+
+
+def _write_out() -> int:
+    """Write out what was printed. A reader who has left, as `head` does, is no mistake."""
+    try:
+        if sys.stdout is not None:  # nor is there anything to write to after >&-
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python, at its end, would try again and complain
+        return 0 if isinstance(error, BrokenPipeError) else _refuse(f"cannot write what is printed ({error.strerror})")
+    return 0
+
+
+def _has_lost_its_reader() -> bool:
+    """Whether it is standard output that broke: what could not be written is still waiting, or nobody is at the other end."""
+    try:
+        sys.stdout.flush()
+        listener = select.poll()
+        listener.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in listener.poll(0))
+    except BrokenPipeError:
+        return True
+    except (OSError, AttributeError):  # no file, or no poll on this system
+        return False
 
 
 def _refuse(message: str) -> int:

@@ -1,5 +1,6 @@
 """The command line, as a user meets it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,39 @@ def test_a_full_gpu_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(tailprop_cli, "_run", fail)
     assert tailprop_cli.main(["models"]) == 2
     assert "not enough memory (2.50 GiB more were asked for); take a smaller batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("args", [["--help"], ["models", "--help"], ["models"], ["train", "digits", "--help"]])
+def test_a_reader_who_leaves_is_no_mistake(args: list[str], unbuffered: str) -> None:
+    command, env = [sys.executable, "-m", "tailprop", *args], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode in (0, 1)  # 1 if it was not done
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_on_a_full_disk_is_said(unbuffered: str) -> None:
+    command, env = [sys.executable, "-m", "tailprop"], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env)
+    assert process.returncode == 2
+    assert process.stderr.startswith("tailprop: ")
+    assert "No space left on device" in process.stderr
+    assert process.stderr.count("\n") == 1
+
+
+def test_a_pipe_broken_elsewhere_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> int:
+        raise BrokenPipeError(32, "Broken pipe", "socket")
+
+    monkeypatch.setattr(tailprop_cli, "_run", fail)
+    assert tailprop_cli.main(["models"]) == 2
+    assert capsys.readouterr().err == "tailprop: [Errno 32] Broken pipe: 'socket'\n"
 
 
 @pytest.mark.parametrize("name", tailprop_cli.COMMANDS)
