@@ -177,6 +177,14 @@ def test_a_log_on_a_full_disk_is_named(tmp_path: Path) -> None:
         RunFolder(tmp_path).log({"step": 1})
 
 
+def test_memory_missing_while_saving_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
+    def write(_: Path) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        checkpoint.write_atomically(tmp_path / "x.pt", write)
+
+
 def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

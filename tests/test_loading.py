@@ -19,9 +19,10 @@ from tailprop.data.classify import (
     jitter_colours,
     train_transforms,
 )
-from tailprop.data.loading import Broken, Damage, EvalOrder, Key, TrainOrder, mix, seeded
+from tailprop.data.loading import Broken, Damage, EvalOrder, Key, TrainOrder
 from tailprop.distributed import World
 from tailprop.evaluate import evaluate_classifier
+from tailprop.generators import mix, seeded
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,15 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
+from tailprop.checks import memory_missing
 from tailprop.warmstart import read_checkpoint
 
-__all__ = ["PART", "get_rng_state", "load", "naming", "save", "save_weights", "set_rng_state", "write_atomically"]
+__all__ = ["PART", "load", "naming", "save", "save_weights", "write_atomically"]
 
 _FORMAT = 2
 PART = ".part"  # what is being written; a leftover means the process died, and is worthless
@@ -67,6 +66,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
+        if memory_missing(error) is not None:  # it was not the writing
+            raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         is_full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
         hint = "; make room and try again" if is_full else ""
@@ -123,29 +124,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def get_rng_state(device: torch.device) -> dict[str, Any]:
-    """The state of every generator this process draws from, as plain values and tensors."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - timm's mixup draws from it
-    version, internal, gauss = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
-        "python": [version, torch.tensor(internal), gauss],
-    }
-
-
-def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(_as_bytes(state["torch"]))
-    if state["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(_as_bytes(state["cuda"]), device)
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal.tolist()), gauss))
-
-
-def _as_bytes(state: Tensor) -> Tensor:
-    return state.cpu().to(torch.uint8)

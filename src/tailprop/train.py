@@ -10,9 +10,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,12 +20,14 @@ from torch import Tensor, nn
 
 from tailprop import checkpoint
 from tailprop.config import OptimConfig, RunConfig, config_hash
-from tailprop.data.loading import mix
 from tailprop.distributed import World, any_true, gather, launch_name, share_batch_norms, sum_over_processes
+from tailprop.generators import get_rng_state, seed_process, set_rng_state
+from tailprop.journal import journal
 from tailprop.learner import Learner, autocast
 from tailprop.optim import build_schedule
 from tailprop.progress import Bar
 from tailprop.provenance import provenance
+from tailprop.resume import Identity, Position
 from tailprop.runs import RunFolder, comparable, portable
 from tailprop.signals import Interrupted, stop_signals
 
@@ -54,31 +54,12 @@ class Task(Protocol):
     def summary(self, best: dict[str, float]) -> str: ...  # its numbers in a line
 
 
-@dataclass
-class Position:
-    """How far the run is, and what it has measured: everything a checkpoint needs besides tensors."""
-
-    epoch: int = 0  # epochs finished
-    step: int = 0  # optimizer steps finished in the current epoch
-    total: int = 0  # optimizer steps finished in all
-    seen: int = 0  # steps whose loss is in loss_sum
-    loss_sum: float = 0.0
-    seconds: float = 0.0  # of training, evaluation not included
-    cpu_seconds: float = 0.0  # of this process, all threads, loader processes not included
-    epoch_seconds: float = 0.0
-    pending: dict[str, float] | None = None  # a finished epoch that has not been evaluated yet
-    best: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, float]] = field(default_factory=list)
-
-
 class Trainer:
     """Trains a task in a run folder. `run()` returns the history, epoch by epoch."""
 
     def __init__(self, task: Task, optim: OptimConfig, run: RunConfig, settings: dict[str, Any], world: World) -> None:
         self.task, self.optim, self.config, self.settings, self.world = task, optim, run, settings, world
         self.folder = RunFolder(run.out)
-        self.division = [world.size, optim.batch, optim.accumulate]
-        self.global_batch = math.prod(self.division)  # images of a step
         self.at = Position()
         self.counted = 0  # steps of this epoch whose loss has left the device
         self.last_loss = self.last_lr = 0.0
@@ -105,8 +86,8 @@ class Trainer:
         self._say_what_is_run()
         with (
             stop_signals(self._ask_to_stop, speak=self.world.is_first),
-            Bar(self.schedule.steps, self.at.total, self.global_batch, self.world) as self.bar,
-            self._events(),
+            Bar(self.schedule.steps, self.at.total, self.identity.global_batch, self.world) as self.bar,
+            journal(self.folder, self.world.is_first, self.config.tensorboard, self.at.total) as self.journal,
         ):
             if self.at.pending is not None:  # stopped while it was being evaluated
                 self._close_epoch(self.at.pending)
@@ -131,12 +112,20 @@ class Trainer:
         torch.manual_seed(self.config.seed)
         model = self.task.build_model(resumed)
         self.description = self.task.describe(model)
+        self.identity = self._identify()
         self.learner = Learner(model, self.optim, self.config, self.world)
         self.model = self.learner.model
         self.schedule = build_schedule(self.optim, self.task.order.steps, self.world.size)
         self.pending = torch.zeros((), dtype=_sum_dtype(self.world.device), device=self.world.device)
-        torch.manual_seed(mix(self.config.seed, self.world.rank))  # from here on every process draws its own numbers
-        _seed_others(mix(self.config.seed, self.world.rank, 1))
+        seed_process(self.config.seed, self.world.rank)  # from here on every process draws its own numbers
+
+    def _identify(self) -> Identity:
+        return Identity(
+            config_hash=config_hash(comparable(self.settings)),
+            split_hash=self.description["split_hash"],
+            steps_per_epoch=self.task.order.steps,
+            division=[self.world.size, self.optim.batch, self.optim.accumulate],
+        )
 
     # One epoch, one step
 
@@ -223,7 +212,7 @@ class Trainer:
             raise Interrupted(f"stopped after step {self.at.total}", self.stop_asked or signal.SIGTERM)
 
     def _finish_epoch(self) -> None:
-        images = self.at.seen * self.global_batch
+        images = self.at.seen * self.identity.global_batch
         row: dict[str, float] = {
             "epoch": self.at.epoch + 1,
             "loss": float(sum_over_processes(torch.tensor(self.at.loss_sum), self.world.device))
@@ -276,7 +265,7 @@ class Trainer:
     # What is kept
 
     def _save(self, is_best: bool = False) -> None:
-        rng = gather(checkpoint.get_rng_state(self.world.device))
+        rng = gather(get_rng_state(self.world.device))
         broken = {name: reason for part in gather(self.task.broken) for name, reason in part.items()}
         self.task.broken.update(broken)  # every process knows them all, whatever rank it has after a restart
         losses = gather(self.at.loss_sum)
@@ -284,7 +273,7 @@ class Trainer:
         if self.world.is_first:
             try:
                 self._write(rng, broken, losses, is_best)
-            except OSError as error:
+            except (OSError, RuntimeError, MemoryError) as error:  # the others wait to hear of it
                 problem = error
         if any_true(problem is not None, self.world.device):
             raise problem or OSError("the first process could not write the checkpoint")
@@ -296,10 +285,7 @@ class Trainer:
             "position": vars(self.at) | {"loss_sum": losses},
             "rng": rng,
             "broken": broken,
-            "config_hash": config_hash(comparable(self.settings)),
-            "steps_per_epoch": self.task.order.steps,
-            "division": self.division,
-            "split_hash": self.description["split_hash"],
+            **vars(self.identity),
         }
         if is_best:
             checkpoint.save_weights(self.folder.weights, self.learner.evaluated, self._notes())
@@ -310,27 +296,7 @@ class Trainer:
         return self.task.metadata() | {"settings": json.dumps(portable(self.settings))}
 
     def _restore(self, payload: dict[str, Any]) -> None:
-        if math.prod(payload["division"]) != self.global_batch:
-            raise ValueError(
-                f"{self.folder.last} was made with {math.prod(payload['division'])} images in a step, now there are "
-                f"{self.global_batch}; choose --optim.batch and --optim.accumulate so that processes x batch x accumulate stays"
-            )
-        if payload["steps_per_epoch"] != self.task.order.steps:  # position and learning rate are counted in steps
-            raise ValueError(
-                f"{self.folder.last} was made with {payload['steps_per_epoch']} steps in an epoch, now there are "
-                f"{self.task.order.steps}; put the data back as it was, or start a new run from its weights with --model.init"
-            )
-        if payload["config_hash"] != config_hash(comparable(self.settings)):  # config.yaml, which would name them, is gone
-            raise ValueError(
-                f"{self.folder.last} was trained with other settings; repeat them, or start a new run from its weights with "
-                "--model.init"
-            )
-        changed = [name for name, value in self.description["split_hash"].items() if payload["split_hash"].get(name) != value]
-        if changed:
-            raise ValueError(
-                f"the {' and '.join(changed)} data is not what {self.folder.last} was trained on: files came, went or changed "
-                "their labels; put them back, or start a new run from its weights with --model.init"
-            )
+        self.identity.check(payload, self.folder.last)
         try:
             self.learner.load(payload)
         except ValueError as error:
@@ -341,17 +307,12 @@ class Trainer:
         self.task.broken.update(payload["broken"])
         if len(payload["rng"]) == self.world.size:
             self.at.loss_sum = losses[self.world.rank]
-            checkpoint.set_rng_state(payload["rng"][self.world.rank], self.world.device)
+            set_rng_state(payload["rng"][self.world.rank], self.world.device)
         else:
             self.at.loss_sum = sum(losses) / len(losses)
-            torch.manual_seed(mix(self.config.seed, self.world.rank, self.at.total))
-            _seed_others(mix(self.config.seed, self.world.rank, self.at.total + 1))
-        if payload["division"] != self.division and self.world.is_first:
-            before, now = (" x ".join(map(str, division)) for division in (payload["division"], self.division))
-            print(
-                f"processes x batch x accumulate was {before} and is {now}: the same pictures in every step, but another run "
-                "where batch norm, mixup, CutMix or drop path see the division"
-            )
+            seed_process(self.config.seed, self.world.rank, self.at.total)
+        if self.world.is_first and (difference := self.identity.difference(payload)) is not None:
+            print(difference)
 
     # What is said
 
@@ -379,38 +340,14 @@ class Trainer:
         """What is run; of a resumed run, what was run first, and each time it was continued."""
         launched = {"command": sys.argv[1:], **provenance(self.world.device.type), "processes": self.world.size}
         launched |= {"batch": self.optim.batch, "accumulate": self.optim.accumulate}
-        about = {"config_hash": config_hash(comparable(self.settings)), **self.description}
+        about = {"config_hash": self.identity.config_hash, **self.description}
         if self.at.total == 0:
             return launched | about
         before = self.folder.read_manifest() or about
         return before | {"continued": [*before.get("continued", []), {"from_step": self.at.total, **launched}]}
 
-    @contextmanager
-    def _events(self) -> Iterator[None]:
-        self.writer = None
-        if self.config.tensorboard and self.world.is_first:
-            from torch.utils.tensorboard import SummaryWriter
-
-            with checkpoint.naming(self.folder.tensorboard):
-                self.writer = SummaryWriter(str(self.folder.tensorboard), purge_step=self.at.total + 1)
-        try:
-            yield
-        finally:
-            if self.writer is not None:
-                with checkpoint.naming(self.folder.tensorboard):
-                    self.writer.close()
-
     def _log(self, row: dict[str, Any]) -> None:
-        if not self.world.is_first:
-            return
-        row = {"epoch": self.at.epoch, **row, "step": self.at.total}
-        self.folder.log(row)
-        if self.writer is None:
-            return
-        with checkpoint.naming(self.folder.tensorboard):
-            for name, value in row.items():
-                if isinstance(value, float):
-                    self.writer.add_scalar(f"{row['kind']}/{name}", value, self.at.total)
+        self.journal.write({"epoch": self.at.epoch, **row, "step": self.at.total})
 
     def _ask_to_stop(self, number: int) -> None:
         self.stop_asked = number
@@ -418,12 +355,3 @@ class Trainer:
 
 def _sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # Apple GPUs have no float64
-
-
-def _seed_others(seed: int) -> None:
-    import random
-
-    import numpy as np
-
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - timm's mixup draws from it

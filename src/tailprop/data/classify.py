@@ -13,9 +13,10 @@ from torch import Tensor
 from torchvision.transforms import Compose
 
 from tailprop.checks import check_at_least, check_between, check_choice
-from tailprop.data.loading import Broken, Examples, Key, mix, seeded
+from tailprop.data.loading import Broken, Examples, Key
 from tailprop.data.pictures import prepare, reason_of, shorten
 from tailprop.data.sources import Digits, Folder, Parquet, Source, TimmDataset
+from tailprop.generators import mix, seeded
 
 __all__ = [
     "AugmentConfig",

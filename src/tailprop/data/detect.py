@@ -17,10 +17,11 @@ from torch import Tensor
 
 from tailprop.checks import check_at_least, check_between
 from tailprop.data.coco import CocoImage, CocoSet, decode_masks, read_annotated, read_coco
-from tailprop.data.loading import Broken, Examples, Key, TrainOrder, mix, seeded
+from tailprop.data.loading import Broken, Examples, Key, TrainOrder
 from tailprop.data.pictures import reason_of
 from tailprop.data.synthetic import SceneConfig
 from tailprop.distributed import World, any_true
+from tailprop.generators import mix, seeded
 
 __all__ = ["Augment", "DetectBatch", "DetectDataConfig", "GroupedOrder", "Objects", "collate", "open_coco"]
 

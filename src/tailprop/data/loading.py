@@ -7,22 +7,20 @@ number of workers nor, for the same global batch, the number of processes change
 
 import atexit
 import os
-import random
 import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tailprop.distributed import World
+from tailprop.generators import generators_kept, mix
 
 __all__ = [
     "Broken",
@@ -32,13 +30,11 @@ __all__ = [
     "Key",
     "TrainOrder",
     "make_loader",
-    "mix",
     "report",
     "require_full",
-    "seeded",
+    "to_device",
 ]
 
-_64_BITS = (1 << 64) - 1
 _NAMED = 20  # broken things named one by one
 
 
@@ -213,60 +209,12 @@ def _begin_worker(worker: int, polite: bool) -> None:  # noqa: ARG001 - torch pa
         signal.signal(number, signal.SIG_IGN)
 
 
-def mix(*numbers: int) -> int:
-    """One seed from several numbers: SplitMix64 over them, a tenth of the time of numpy's SeedSequence."""
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & _64_BITS
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _64_BITS
-        state ^= state >> 31
-    return state >> 32  # numpy seeds have 32 bits
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed every generator a transform may draw from, and put them back afterwards."""
-    with _generators_kept():
-        _seed(seed)
-        yield
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Put every generator back afterwards. That takes half as long as cutting a small picture: inside another one, and in a
-    loader process, which draws for nothing else, it does nothing.
-    """
-    global _kept
-    if _kept or get_worker_info() is not None:
-        yield
-        return
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    _kept = True
-    try:
-        yield
-    finally:
-        _kept = False
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
-
-
-_kept = False
-
-
 class Examples(Dataset[Any]):
     """A dataset asked for whole batches of keys, so that generators are kept once for each batch."""
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:  # looked for by the loader
-        with _generators_kept():
+        with generators_kept():
             return [self[key] for key in keys]
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - timm's transforms draw from it
-    torch.default_generator.manual_seed(seed)
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:

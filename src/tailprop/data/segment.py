@@ -18,9 +18,10 @@ from torch import Tensor
 
 from tailprop.checks import check_at_least, check_between
 from tailprop.data.labels import IGNORE, Labelled, LabelSet, find_classes, read_labelled, read_pair
-from tailprop.data.loading import Broken, Examples, Key, seeded
+from tailprop.data.loading import Broken, Examples, Key
 from tailprop.data.synthetic import SceneConfig
 from tailprop.distributed import World, any_true
+from tailprop.generators import seeded
 
 __all__ = ["Augment", "SegmentAugmentConfig", "SegmentBatch", "SegmentDataConfig", "Segments", "collate", "open_labelled"]
 
