@@ -274,7 +274,7 @@ def test_ctrl_c_is_heard_at_once_and_a_second_one_stops(tmp_path: Path) -> None:
 def test_the_confusion_drawn_is_that_of_the_exported_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = [Accuracy(top1, 100.0, 0.1, 2, torch.full((10, 10), int(top1))) for top1 in (60.0, 90.0, 80.0)]
+    results = [Accuracy(float(n), 100.0, 0.1, n, torch.zeros(n, 2, dtype=torch.int64), 10) for n in (60, 90, 80)]
     drawn: list[int] = []
     monkeypatch.setattr("tailprop.tasks.classify.evaluate_classifier", lambda *_, **__: results.pop(0))
     monkeypatch.setattr("tailprop.tasks.classify.draw_confusion", lambda counts, *_: drawn.append(int(counts[0, 0])))
@@ -282,7 +282,7 @@ def test_the_confusion_drawn_is_that_of_the_exported_weights(
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
     assert drawn == [90]
     task = Classification(build(ClassifyConfig, settings()), World(0, 1, torch.device("cpu")))
-    task.best = Accuracy(80.0, 100.0, 0.1, 2, torch.zeros(10, 10))  # what a resumed run has seen of it
+    task.best = Accuracy(80.0, 100.0, 0.1, 2, torch.zeros(2, 2, dtype=torch.int64), 10)  # what a resumed run has seen of it
     task.draw([{"epoch": n, "loss": 1.0, "top1": top1} for n, top1 in enumerate((90.0, 80.0), start=1)], tmp_path)
     assert drawn == [90]
     assert "the best epoch was before the run was resumed" in capsys.readouterr().out

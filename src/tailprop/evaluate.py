@@ -16,14 +16,21 @@ __all__ = ["Accuracy", "evaluate_classifier"]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How a classifier did. `confusion[true, predicted]` counts examples."""
+    """How a classifier did."""
 
     top1: float  # per cent
     top5: float
     loss: float
     count: int
-    confusion: Tensor
+    answers: Tensor  # (count, 2): the class of each example, and which it was taken for
+    num_classes: int
     broken: tuple[Broken, ...] = ()
+
+    @property
+    def confusion(self) -> Tensor:
+        """Examples by [true, predicted]. Made when it is asked for: of 20,000 classes it would be gigabytes."""
+        n = self.num_classes
+        return torch.bincount(self.answers[:, 0] * n + self.answers[:, 1], minlength=n * n).reshape(n, n)
 
 
 def ignore(told: object) -> None:
@@ -40,7 +47,7 @@ def evaluate_classifier(
     tick: Callable[[int], object] = ignore,
     note: Callable[[Sequence[Broken]], object] = ignore,
 ) -> Accuracy:
-    """Top-1, top-5, mean loss and confusion.
+    """Top-1, top-5, mean loss and which class was taken for which.
 
     Args:
         model: Images to logits; a module has to be in evaluation mode already.
@@ -53,7 +60,7 @@ def evaluate_classifier(
     if isinstance(model, nn.Module) and model.training:
         raise ValueError("the model is in training mode; call eval() first")
     sums = torch.zeros(4, dtype=torch.float64, device="cpu")  # right, right within five, loss, count
-    confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64)
+    answers: list[Tensor] = []
     broken: list[Broken] = []
     for batch in batches:
         note(batch.broken)
@@ -63,10 +70,9 @@ def evaluate_classifier(
         logits = model(to_device(batch.images, device)).float().cpu()
         logits = logits if subset is None else logits[:, subset]
         sums += _sums(logits, batch.labels)
-        confusion += torch.bincount(batch.labels * num_classes + logits.argmax(1), minlength=num_classes**2)
+        answers.append(torch.stack([batch.labels, logits.argmax(1)], dim=1))
         tick(len(batch))
-    everything = sum_over_processes(torch.cat([sums, confusion.double()]), device)
-    right, within5, loss, count = everything[:4].tolist()
+    right, within5, loss, count = sum_over_processes(sums, device).tolist()
     if count == 0:
         raise ValueError("no example could be evaluated")
     return Accuracy(
@@ -74,7 +80,8 @@ def evaluate_classifier(
         top5=100 * within5 / count,
         loss=loss / count,
         count=int(count),
-        confusion=everything[4:].long().reshape(num_classes, num_classes),
+        answers=torch.cat([part for share in gather(answers) for part in share]),
+        num_classes=num_classes,
         broken=tuple(b for share in gather(broken) for b in share),
     )
 

@@ -3,17 +3,23 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from tailprop.quality import Restored, psnr
 
-__all__ = ["draw_confusion", "draw_curves", "draw_learning", "draw_restored"]
+__all__ = ["CONFUSION_CLASSES", "draw_confusion", "draw_curves", "draw_learning", "draw_restored"]
+
+CONFUSION_CLASSES = 1300  # the most a picture of their confusion has points for
+_NAMED_CLASSES = 60  # with their names and counts; of more, a point each
 
 
-def draw_learning(history: Sequence[dict[str, float]], path: Path, metrics: dict[str, str]) -> None:
-    """Training loss and validation metrics by epoch; `metrics` names what is drawn, and in which words."""
+def draw_learning(
+    history: Sequence[dict[str, float]], path: Path, metrics: dict[str, str], measured_on: str = "validation"
+) -> None:
+    """Training loss and metrics by epoch; `metrics` names what is drawn, and in which words."""
     figure = _figure(7, 4)
     left = figure.subplots()
     right = left.twinx()
@@ -26,7 +32,7 @@ def draw_learning(history: Sequence[dict[str, float]], path: Path, metrics: dict
             where = (best["epoch"], best[name])
             left.annotate(f"{best[name]:.1f}", where, textcoords="offset points", xytext=(0, 6), ha="center")
     is_percent = all(label.endswith("%") for label in metrics.values())
-    left.set(xlabel="epoch", ylabel="validation", ylim=(0, 105) if is_percent else None)
+    left.set(xlabel="epoch", ylabel=measured_on, ylim=(0, 105) if is_percent else None)
     right.set(ylabel="training loss", ylim=(0, None))
     left.grid(alpha=0.3)
     lines = [*left.lines, *right.lines]
@@ -36,21 +42,27 @@ def draw_learning(history: Sequence[dict[str, float]], path: Path, metrics: dict
 
 def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
     """True classes down, predicted ones across."""
-    n = len(counts)
-    side = 3.5 + 0.28 * n
+    few = len(counts) <= _NAMED_CLASSES
+    side = 3.5 + 0.28 * len(counts) if few else 12
     figure = _figure(side, side)
     axes = figure.subplots()
     share = counts / counts.sum(1, keepdim=True).clamp_min(1)
-    axes.imshow(share.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1)  # the root, so that single mistakes show
+    axes.imshow((share ** (0.5 if few else 0.25)).numpy(), cmap="Blues", vmin=0, vmax=1)  # roots, so that single mistakes show
+    if few:
+        _write_counts(axes, counts, share, names)
+    right = counts.diagonal().sum().item() / max(1, counts.sum().item())
+    labels = ("predicted", "true") if few else ("predicted, by its number", "true class, by its number")
+    axes.set(xlabel=labels[0], ylabel=labels[1], title=f"{100 * right:.1f} % of {counts.sum().item()} right")
+    figure.savefig(path, dpi=120)
+
+
+def _write_counts(axes: Axes, counts: Tensor, share: Tensor, names: Sequence[str]) -> None:
     for row, column in counts.nonzero().tolist():
         colour = "white" if share[row, column] > 0.35 else "black"
         axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", fontsize=7, color=colour)
-    labels = [name.replace("$", r"\$") for name in names[:n]]  # a class name is no formula
+    labels = [name.replace("$", r"\$") for name in names[: len(counts)]]  # a class name is no formula
     axes.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 2 else 0)
     axes.set_yticks(range(len(labels)), labels)
-    right = counts.diagonal().sum().item() / max(1, counts.sum().item())
-    axes.set(xlabel="predicted", ylabel="true", title=f"{100 * right:.1f} % of {counts.sum().item()} right")
-    figure.savefig(path, dpi=120)
 
 
 def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, across: str, up: str) -> None:

@@ -20,7 +20,7 @@ from tailprop.data.loading import Damage, EvalOrder, make_loader
 from tailprop.data.sources import Folder, Source, check_labels, tell_apart
 from tailprop.distributed import World, together
 from tailprop.evaluate import Accuracy, evaluate_classifier
-from tailprop.figures import draw_confusion
+from tailprop.figures import CONFUSION_CLASSES, draw_confusion
 from tailprop.learner import autocast
 from tailprop.load import Classifier, load_classifier
 
@@ -84,7 +84,7 @@ class Eval:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to run."""
     confusion: Path | None = None
-    """Picture of the confusion matrix to draw."""
+    """Picture of the confusion matrix to draw, of up to 1300 classes."""
     out: Path | None = None
     """JSON file for the numbers."""
 
@@ -98,6 +98,8 @@ def run(options: Eval) -> None:
     options.check()
     with together(options.device) as world:
         classifier = load_classifier(options.checkpoint, options.model)
+        if options.confusion is not None and (count := len(classifier.classes)) > CONFUSION_CLASSES:
+            raise ValueError(f"--confusion draws up to {CONFUSION_CLASSES} classes, the model has {count}; leave it out")
         data = options.data.over(classifier.data, options.split)
         source = open_source(data, options.split)
         align_classes(source, classifier.classes)

@@ -190,7 +190,7 @@ def _measure_corruptions(options: Robustness, classifier: Classifier, world: Wor
 
 
 def _row(data: str, severity: int, result: Accuracy) -> Row:
-    classes = int((result.confusion.sum(1) > 0).sum())
+    classes = len(result.answers[:, 0].unique())
     return Row(data, severity, result.top1, result.top5, result.count, classes, len(result.broken))
 
 

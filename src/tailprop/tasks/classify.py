@@ -32,7 +32,7 @@ from tailprop.data.loading import Damage, EvalOrder, TrainOrder, make_loader, re
 from tailprop.data.sources import check_labels, split_hash
 from tailprop.distributed import World
 from tailprop.evaluate import Accuracy, evaluate_classifier
-from tailprop.figures import draw_confusion, draw_learning
+from tailprop.figures import CONFUSION_CLASSES, draw_confusion, draw_learning
 from tailprop.runs import read_config, read_notes
 from tailprop.warmstart import WarmStartReport, read_state_dict, warm_start
 
@@ -152,7 +152,7 @@ class Classification:
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         draw_learning(history, folder / "learning.png", {"top1": "top-1, %"})
-        if self.best is None or len(self.classes) > 50:
+        if self.best is None or self.num_classes > CONFUSION_CLASSES:
             return
         if self.best.top1 < max(row["top1"] for row in history if "top1" in row):
             print(f"the best epoch was before the run was resumed; tailprop eval {folder} --confusion FILE draws its confusion")

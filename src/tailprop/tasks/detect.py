@@ -154,7 +154,9 @@ class Detection:
         }
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
-        draw_learning(history, folder / "learning.png", {"box_ap": "box AP, %", "mask_ap": "mask AP, %"})
+        measured_on = "training pictures" if self.config.data.validate_on_train else "validation"
+        metrics = {"box_ap": "box AP, %", "mask_ap": "mask AP, %"}
+        draw_learning(history, folder / "learning.png", metrics, measured_on)
         validation, unread = self.sets["validation"], set(self.broken)
         shown = [image for image in validation.images if str(image.path) not in unread][:PICTURES_DRAWN]
         results = self._last_results(folder / "coco_results.json")
