@@ -80,9 +80,11 @@ def _answer(args: list[str]) -> int:
 
 
 def _run(name: str, args: list[str]) -> int:
+    from tailprop.allocator import keep_freed_memory
     from tailprop.options import parse_options
     from tailprop.signals import Interrupted
 
+    keep_freed_memory()
     module_name, options_name, what = COMMANDS[name]
     command = f"tailprop {name}"
     if (task := _task(name, args)) is not None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageEnhance
+from timm.data import create_transform
 from torchvision.transforms import Compose
 
 from tailprop.data.classify import (
@@ -19,6 +20,7 @@ from tailprop.data.classify import (
     jitter_colours,
     train_transforms,
 )
+from tailprop.data.cut import RandomCut
 from tailprop.data.loading import Broken, Damage, EvalOrder, Key, TrainOrder
 from tailprop.distributed import World
 from tailprop.evaluate import evaluate_classifier
@@ -120,16 +122,33 @@ def test_batch_augmentation_is_pillows_and_a_function_of_the_seed() -> None:
     assert not torch.equal(finish(images, [8, 9, 10]), whole)
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_short_way_to_a_crop_is_timms(mode: str, flip: float, interpolation: str) -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 70, 4), dtype=np.uint8)).convert(mode)
+    how = dict(scale=(0.2, 0.9), ratio=(0.5, 1.5), interpolation=interpolation)
+    theirs = create_transform(32, is_training=True, hflip=flip, color_jitter=None, normalize=False, **how)
+    ours = RandomCut(32, flip=flip, **how)
+    results = []
+    for seed in range(20):
+        for transform in (ours, theirs):
+            with seeded(seed):
+                results.append(transform(picture))
+        assert torch.equal(*results[-2:])
+        assert results[-2].is_contiguous()
+    assert len({tuple(result.flatten().tolist()) for result in results}) == 20
+
+
 def test_crop_colour_and_erasing_are_independent() -> None:
     config = AugmentConfig(auto_augment=None, erase=0.5)
     finish = Finish(config, 3, CPU)
     (transform,) = train_transforms(DataConfig(size_px=32), config)
-    crop = transform.transforms[0]
     areas, seeds = [], [mix(0, 0, i) for i in range(300)]
     for seed in seeds:
         with seeded(seed):
-            _, _, height, width = crop.get_params(Image.new("RGB", (64, 64)), crop.scale, crop.ratio)
-        areas.append(height * width)
+            left, upper, right, lower = transform.part(Image.new("RGB", (64, 64)))
+        areas.append((right - left) * (lower - upper))
     brightness = finish._factors(seeds, CPU)[0].flatten()
     gray = torch.full((300, 3, 32, 32), 128, dtype=torch.uint8)
     finished = finish(gray, seeds)

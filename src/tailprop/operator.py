@@ -359,6 +359,9 @@ def at_least_float32(v: Tensor) -> Tensor:
 def _shares(logits: Tensor, dim: int) -> Tensor:
     """Softmax over K orders of K - 1 logits, the last being 0: for two orders exactly sigmoid and its complement."""
     logits = at_least_float32(logits)
+    if logits.shape[dim] == 1:
+        first = torch.sigmoid(logits)  # a softmax over pairs takes many times as long
+        return torch.cat([first, 1 - first], dim=dim)
     return torch.softmax(F.pad(logits.movedim(dim, -1), (0, 1)), dim=-1).movedim(-1, dim)
 
 

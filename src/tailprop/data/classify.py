@@ -13,6 +13,7 @@ from torch import Tensor
 from torchvision.transforms import Compose
 
 from tailprop.checks import check_at_least, check_between, check_choice
+from tailprop.data.cut import RandomCut
 from tailprop.data.loading import Broken, Examples, Key
 from tailprop.data.pictures import prepare, reason_of, shorten
 from tailprop.data.sources import Digits, Folder, Parquet, Source, TimmDataset
@@ -196,6 +197,8 @@ def train_transforms(data: DataConfig, augment: AugmentConfig, in_chans: int = 3
 
 
 def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> Any:
+    if augment.auto_augment is None and augment.interpolation != "random":
+        return RandomCut(side, augment.scale, augment.ratio, augment.flip, augment.interpolation)
     mean, std = normalisation(in_chans)
     settings: dict[str, Any] = dict(
         is_training=True,

@@ -1,0 +1,24 @@
+"""Memory that is freed is kept for what comes next, where a process of ours computes on a CPU.
+
+The C library of Linux hands large blocks back to the system as soon as they are free, and gets them again, page by page and
+filled with zeros, for the next activation of the same size. A training step does that a few hundred times. Kept blocks make
+a step several per cent shorter and its peak no higher, for every step allocates what the one before it did.
+"""
+
+import ctypes
+import platform
+from typing import Final
+
+__all__ = ["keep_freed_memory"]
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of mallopt, as in malloc.h
+_GROWTH: Final = 64 << 20  # bytes to ask for at once
+
+
+def keep_freed_memory() -> bool:
+    """Ask the allocator to keep what is freed; whether it will. For a process of our own: a library must not decide this."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _GROWTH))
+    return all(mallopt(name, value) == 1 for name, value in settings)

@@ -1,0 +1,33 @@
+"""Freed memory that is kept."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from tailprop.allocator import keep_freed_memory
+
+FAULTS = """
+import resource, sys
+from tailprop.allocator import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+import torch
+for step in range(12):
+    if step == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for megabytes in (3, 40, 3):
+        torch.ones(megabytes << 18)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not keep_freed_memory(), reason="another C library")
+def test_kept_memory_is_not_fetched_again() -> None:
+    def faults(how: str) -> int:
+        return int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)
+
+    pages = (40 << 20) // resource.getpagesize()
+    assert faults("return") > 5 * pages  # ten steps, and each fetched its large block anew
+    assert faults("keep") < pages
