@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -86,23 +85,6 @@ def test_parquet_names_and_rows(tmp_path: Path) -> None:
     assert source.classes == ("class 0", "class 1", "class 2", "class 3")
     assert source.labels.tolist() == [3, 1, 2]
     assert source.read(1).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(1))).getpixel((3, 3))
-
-
-def test_labels_of_a_snapshot_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row by row it would take minutes on ImageNet."""
-    datasets = pytest.importorskip("datasets")
-    root = make_snapshot(tmp_path / "data", {"train": list(range(30))}, shards=3)
-    asked: list[object] = []
-    read = datasets.arrow_dataset.Column.__getitem__
-
-    def counted(self: Any, key: object) -> object:
-        asked.append(key)
-        return read(self, key)
-
-    monkeypatch.setattr(datasets.arrow_dataset.Column, "__getitem__", counted)
-    monkeypatch.setattr(datasets.arrow_dataset.Column, "__iter__", lambda _column: pytest.fail("walked row by row"))
-    assert Parquet(root, "train", tmp_path / "cache").labels.tolist() == list(range(30))
-    assert asked == [slice(None)]
 
 
 @pytest.mark.parametrize("named", [True, False])

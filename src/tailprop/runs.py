@@ -240,7 +240,7 @@ def comparable(settings: dict[str, Any]) -> dict[str, Any]:
         **settings,
         "optim": {k: v for k, v in settings.get("optim", {}).items() if k not in ("batch", "accumulate")},
         "run": {k: v for k, v in settings.get("run", {}).items() if k not in _FREE},
-        "data": {k: v for k, v in settings["data"].items() if k not in ("workers", "root", "cache", "download")},
+        "data": {k: v for k, v in settings["data"].items() if k not in ("workers", "root", "cache", "download", "unpack")},
     }
 
 

@@ -46,7 +46,7 @@ class DataChoice:
     held_out: float | None = None
     """Share measured of a folder without a split; none = all of it, or in the run's own folder what it held out."""
     cache: Path | None = None
-    """Where parquet shards are unpacked once; none = the cache of the datasets library."""
+    """Where parquet shards are unpacked, if they are; none = the cache of the datasets library."""
     download: bool | None = None
     """Let timm download the dataset."""
     workers: int | None = None

@@ -47,8 +47,11 @@ class DataConfig:
     """timm's name of the dataset, for source timm; for example torch/cifar10."""
     download: bool = False
     """Let timm download the dataset."""
+    unpack: bool = False
+    """Unpack parquet shards into a cache once instead of reading them in place. Worth their size on disk if they are compressed
+    and reading is what training waits for."""
     cache: Path | None = None
-    """Where parquet shards are unpacked once; none = the cache of the datasets library."""
+    """Where parquet shards are unpacked; none = the cache of the datasets library."""
     num_classes: int | None = None
     """Classes of the model; none = as many as the data has."""
     size_px: int = 224
@@ -183,7 +186,7 @@ def open_source(data: DataConfig, split: Literal["train", "validation"]) -> Sour
         return TimmDataset(data.name, data.root, split, data.download)
     assert data.root is not None  # checked before
     if data.source == "parquet":
-        return Parquet(data.root, split, data.cache)
+        return Parquet(data.root, split, data.cache, data.unpack)
     return Folder(data.root, split, data.held_out)
 
 

@@ -10,17 +10,15 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 
+from tailprop.data.parquet import SPLITS, Parquet, existing_folder
 from tailprop.data.pictures import is_picture, printable
 
 __all__ = ["SPLITS", "Digits", "Folder", "Parquet", "Source", "TimmDataset", "check_labels", "split_hash", "tell_apart"]
-
-_SHOW_BYTES = 1 << 30  # unpacking more than this takes long enough for a progress bar
-SPLITS: Final = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "test")}
 
 
 class Source(Protocol):
@@ -40,7 +38,7 @@ class Folder:
     def __init__(self, root: Path, split: str, held_out: float = 0.2) -> None:
         from torchvision.datasets.folder import find_classes, make_dataset
 
-        self.root = _existing(root)
+        self.root = existing_folder(root)
         given = _split_folders(root)
         where = given[split]
         if given["train"] is not None and where is None:
@@ -68,68 +66,6 @@ class Folder:
 
     def name(self, index: int) -> str:
         return str(self.paths[index].relative_to(self.root))
-
-
-class Parquet:
-    """A Hugging Face image snapshot: train-*.parquet and validation-*.parquet in one folder (or in its `data`).
-
-    The `datasets` library turns the shards into an Arrow file in its cache once, and maps that into memory.
-    """
-
-    def __init__(self, root: Path, split: str, cache: Path | None = None) -> None:
-        import datasets
-
-        self.shards = _find_shards(_existing(root), split)
-        _check_shards(self.shards)
-        if sum(shard.stat().st_size for shard in self.shards) < _SHOW_BYTES:
-            datasets.disable_progress_bars()
-        try:
-            table = datasets.load_dataset(
-                "parquet",
-                data_files={split: [str(path) for path in self.shards]},
-                split=split,
-                cache_dir=str(cache) if cache else None,
-            )
-        except datasets.exceptions.DatasetGenerationError as error:
-            raise ValueError(f"cannot read the {split} shards under {root}: {error.__cause__ or error}") from None
-        assert isinstance(table, datasets.Dataset)
-        self.image_column, label_column = _columns(table.features, self.shards[0])
-        self.column = table.data.column(self.image_column)
-        self.chunks = _byte_chunks(self.column)
-        self.starts = np.cumsum([0] + [len(chunk) for chunk in self.chunks])
-        self._refuse_missing_labels(table.data.column(label_column))
-        labels = table.features[label_column]
-        self.labels = np.asarray(table.with_format("numpy")[label_column][:])  # [:] or the column is walked row by row
-        names = labels.names if isinstance(labels, datasets.ClassLabel) else range(int(self.labels.max(initial=-1)) + 1)
-        self.classes = tuple(map(str, names))
-
-    def _refuse_missing_labels(self, labels: Any) -> None:
-        if labels.null_count > 0:
-            first = int(np.argmax(labels.is_null().to_numpy()))
-            raise ValueError(
-                f"{self.shards[0].parent}: {self.name(first)} has no label, nor have {labels.null_count - 1} more; "
-                "remove such rows"
-            )
-
-    def read(self, index: int) -> Image.Image:
-        which = int(np.searchsorted(self.starts, index, side="right")) - 1
-        cell = self.chunks[which][index - int(self.starts[which])]
-        if not cell.is_valid:
-            raise OSError("the row holds no picture")
-        return Image.open(io.BytesIO(cell.as_buffer()))
-
-    def name(self, index: int) -> str:
-        import pyarrow.parquet as pq
-
-        row = index
-        for shard in self.shards:  # only asked for what is broken: no need to keep their lengths
-            rows = pq.ParquetFile(shard).metadata.num_rows
-            if row < rows:
-                break
-            row -= rows
-        cell = self.column[index].as_py()
-        path = cell.get("path") if isinstance(cell, dict) else None
-        return f"{shard.name} row {row}" + (f" ({path})" if path else "")
 
 
 class TimmDataset:
@@ -217,12 +153,6 @@ def check_labels(source: Source, num_classes: int, what: str, advice: str = "") 
         )
 
 
-def _existing(root: Path) -> Path:
-    if not root.is_dir():
-        raise ValueError(f"no folder {root}; give the root of the data with --data.root")
-    return root
-
-
 def _split_folders(root: Path) -> dict[str, Path | None]:
     """The folders of the splits: those that hold folders themselves. One that holds pictures is a class of that name."""
     return {
@@ -268,45 +198,6 @@ def _lot(path: str, root: Path) -> float:
     """A number from 0 to 1 that a file keeps wherever the root lies, whatever files come and go beside it."""
     digest = hashlib.sha256(os.fsencode(Path(path).relative_to(root).as_posix())).digest()
     return int.from_bytes(digest[:4]) / 2**32
-
-
-def _find_shards(root: Path, split: str) -> list[Path]:
-    for folder in (root, root / "data"):
-        for name in SPLITS[split]:
-            if shards := sorted(folder.glob(f"{name}-*.parquet")):
-                return shards
-    wanted = " or ".join(f"{name}-*.parquet" for name in SPLITS[split])
-    raise ValueError(f"no {wanted} under {root}; give the folder of a Hugging Face image snapshot")
-
-
-def _check_shards(shards: Sequence[Path]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for shard in shards:
-        try:
-            pq.ParquetFile(shard).close()  # reads the footer, which a truncated file has lost
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{shard} is damaged ({str(error).splitlines()[0]}); download it again") from None
-    count = shards[0].stem.rpartition("-of-")[2]
-    if count.isdigit() and int(count) != len(shards):
-        raise ValueError(f"{shards[0].parent} holds {len(shards)} of {int(count)} {shards[0].name.split('-')[0]} shards")
-
-
-def _columns(features: Any, shard: Path) -> tuple[str, str]:
-    """The columns that hold the picture and its label."""
-    image = next((n for n in ("image", "img", "jpg") if n in features), None)
-    label = next((n for n in ("label", "labels", "fine_label", "cls") if n in features), None)
-    if image is None or label is None:
-        raise ValueError(f"{shard} needs the columns image and label, it has {', '.join(features)}")
-    return image, label
-
-
-def _byte_chunks(column: Any) -> list[Any]:
-    """The encoded pictures of an Arrow column, chunk by chunk; asking `datasets` for a row takes as long as decoding it."""
-    import pyarrow as pa
-
-    return [chunk.field("bytes") if pa.types.is_struct(chunk.type) else chunk for chunk in column.chunks]
 
 
 def _timm_labels(data: Any) -> Sequence[int]:

@@ -1,0 +1,332 @@
+"""Single values of a binary column of a parquet file, read where they lie.
+
+Libraries read parquet by row groups: a hundred pictures are unpacked to look at one. So snapshots are usually unpacked once, as
+a whole, which for ImageNet takes the time and the disk of another 140 GB. But a row group is a row of pages of about a
+megabyte, each with a header that says how many values it holds. Here the file is mapped into memory, the headers of a group are
+walked once, when it is first asked for, and then a value costs the page it is in; if that is neither compressed nor encoded by
+a dictionary, as in recent snapshots, it costs nothing but its own bytes.
+
+The format: https://parquet.apache.org/docs/file-format. Read are flat binary columns, also inside a struct, with plain and
+dictionary encoding, data pages of both versions, and the codecs of pyarrow. `can_read` says whether a file is of that kind.
+"""
+
+import mmap
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+__all__ = ["BinaryColumn", "can_read"]
+
+_CODECS: Final = {
+    "UNCOMPRESSED": None,
+    "SNAPPY": "snappy",
+    "GZIP": "gzip",
+    "BROTLI": "brotli",
+    "ZSTD": "zstd",
+    "LZ4": "lz4_raw",  # as pyarrow names it; the older kind, with frames of Hadoop, is not read
+}
+_ENCODINGS: Final = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # levels among them
+_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # kinds of pages
+_PLAIN, _INDEXED = 0, (2, 8)  # encodings of values
+_MAPS: Final = 256  # files kept open at a time
+
+
+class Chunk(NamedTuple):
+    """A column in a row group."""
+
+    rows: int
+    offset: int  # of its first page
+    end: int
+    unpacked_size: int  # of all its pages
+    codec: str | None
+
+
+class Page(NamedTuple):
+    """A page of values. `levels` are the bytes before them that say which rows are empty; in version 2 never compressed."""
+
+    kind: int
+    rows: int
+    encoding: int
+    offset: int  # of what follows the header
+    size: int
+    unpacked_size: int
+    levels: int | None  # none in version 1, where they lie inside
+    is_packed: bool
+
+
+class Layout(NamedTuple):
+    """Where the values of a page are."""
+
+    places: np.ndarray | None  # which of the values belongs to a row, -1 for none; none = every row has its own
+    ends: "array[int]"  # where each plain value begins, with its length of four bytes, and where the last one ends
+    indices: np.ndarray | None  # of the values in the dictionary, if that is where they are
+
+
+class BinaryColumn:
+    """Values of one column of one file, by row; None where there is none.
+
+    Args:
+        path: The parquet file.
+        name: The column, as `image.bytes` for a field of a struct.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        import pyarrow.parquet as pq
+
+        self.path = path
+        with pq.ParquetFile(path) as file:
+            place = _place(file, name)
+            self.depth = file.schema.column(place).max_definition_level
+            groups = [file.metadata.row_group(g) for g in range(file.metadata.num_row_groups)]
+            self.chunks = [_chunk(group.column(place), group.num_rows) for group in groups]
+        self.starts = _starts(chunk.rows for chunk in self.chunks)
+        self.pages: dict[int, tuple[list[int], list[Page], Page | None]] = {}  # of the groups asked for so far
+        self.layouts: dict[tuple[int, int], Layout] = {}  # of the pages asked for so far, by group and number
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def __getitem__(self, row: int) -> memoryview | None:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        group = bisect_right(self.starts, row) - 1
+        if group not in self.pages:
+            self.pages[group] = self._index(self.chunks[group])
+        starts, pages, dictionary = self.pages[group]
+        number = bisect_right(starts, row - self.starts[group]) - 1
+        if number == len(pages):
+            raise OSError(f"{self.path.name} ends before its row {row}")
+        codec = self.chunks[group].codec
+        return self._value((group, number), pages[number], dictionary, row - self.starts[group] - starts[number], codec)
+
+    def _index(self, chunk: Chunk) -> tuple[list[int], list[Page], Page | None]:
+        """First rows of the data pages, the pages, and the dictionary if there is one."""
+        pages = list(_pages(_mapped(self.path), chunk))
+        data = [page for page in pages if page.kind != _DICTIONARY]
+        return _starts(page.rows for page in data), data, next((p for p in pages if p.kind == _DICTIONARY), None)
+
+    def _value(
+        self, key: tuple[int, int], page: Page, dictionary: Page | None, row: int, codec: str | None
+    ) -> memoryview | None:
+        body = _unpack(_mapped(self.path), page, codec)
+        if key not in self.layouts:
+            self.layouts[key] = _lay_out(body, page, self.depth)
+        layout = self.layouts[key]
+        place = row if layout.places is None else int(layout.places[row])
+        if place < 0:
+            return None
+        if layout.indices is None:
+            return self._cut(layout, body, place)
+        if dictionary is None:
+            raise OSError(f"{self.path.name} lacks a dictionary")
+        entries = (key[0], -1)
+        body = _unpack(_mapped(self.path), dictionary, codec)
+        if entries not in self.layouts:
+            self.layouts[entries] = Layout(None, _walk(body, 0), None)
+        return self._cut(self.layouts[entries], body, int(layout.indices[place]))
+
+    def _cut(self, layout: Layout, body: memoryview, place: int) -> memoryview:
+        if place + 1 >= len(layout.ends):
+            raise OSError(f"a page of {self.path.name} is damaged")
+        return body[layout.ends[place] + 4 : layout.ends[place + 1]]
+
+
+def can_read(path: Path, name: str) -> bool:
+    """Whether a column is stored in a way that is read here."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        place = _place(file, name)
+        column = file.schema.column(place)
+        if column.max_repetition_level > 0 or column.physical_type != "BYTE_ARRAY":
+            return False
+        chunks = (file.metadata.row_group(g).column(place) for g in range(file.metadata.num_row_groups))
+        return all(chunk.compression in _CODECS and set(chunk.encodings) <= _ENCODINGS for chunk in chunks)
+
+
+def _place(file: Any, name: str) -> int:
+    names = [file.schema.column(i).path for i in range(len(file.schema))]
+    if name not in names:
+        raise ValueError(f"no column {name}, there are {', '.join(names)}")
+    return names.index(name)
+
+
+def _chunk(column: Any, rows: int) -> Chunk:
+    offsets = [column.data_page_offset]
+    if column.has_dictionary_page:
+        offsets.append(column.dictionary_page_offset)
+    end = min(offsets) + column.total_compressed_size
+    return Chunk(rows, min(offsets), end, column.total_uncompressed_size, _CODECS[column.compression])
+
+
+def _starts(sizes: Iterator[int]) -> list[int]:
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    return starts
+
+
+@lru_cache(_MAPS)
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _pages(file: memoryview, chunk: Chunk) -> Iterator[Page]:
+    at, rows = chunk.offset, 0
+    while rows < chunk.rows and at < chunk.end:
+        try:
+            header, at = _struct(file, at)
+            page = _page(header, at)
+        except (IndexError, KeyError, RecursionError) as error:
+            raise OSError(f"a page header is damaged ({type(error).__name__})") from None
+        if not _fits(page, chunk) or at + page.size > min(chunk.end, len(file)):
+            raise OSError("a page reaches beyond its column")
+        at += page.size
+        if page.kind in (_DATA, _DATA_V2, _DICTIONARY):
+            yield page
+            rows += page.rows if page.kind != _DICTIONARY else 0
+
+
+def _fits(page: Page, chunk: Chunk) -> bool:
+    """Whether a page promises no more than its column has: memory is made ready for what it says."""
+    return (
+        page.size >= 0 and 0 <= page.rows <= chunk.rows and 0 <= (page.levels or 0) <= page.unpacked_size <= chunk.unpacked_size
+    )
+
+
+def _page(header: dict[int, Any], offset: int) -> Page:
+    kind, unpacked, size = header[1], header[2], header[3]
+    if kind == _DATA:
+        about = header[5]
+        return Page(kind, about[1], about[2], offset, size, unpacked, None, True)
+    if kind == _DATA_V2:
+        about = header[8]
+        return Page(kind, about[1], about[4], offset, size, unpacked, about[5] + about[6], about.get(7, True))
+    about = header.get(7, {})
+    return Page(kind, about.get(1, 0), about.get(2, 0), offset, size, unpacked, 0, True)
+
+
+def _unpack(file: memoryview, page: Page, codec: str | None) -> memoryview:
+    body = file[page.offset : page.offset + page.size]
+    if codec is None or not page.is_packed:
+        return body
+    import pyarrow as pa
+
+    bare = page.levels or 0
+    try:
+        unpacked = memoryview(pa.decompress(body[bare:], page.unpacked_size - bare, codec=codec)).cast("B")  # of signed bytes
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise OSError(f"a page cannot be unpacked: {' '.join(str(error).split())}") from None
+    if bare == 0:
+        return unpacked
+    return memoryview(b"".join([body[:bare], unpacked]))
+
+
+def _lay_out(body: memoryview, page: Page, depth: int) -> Layout:
+    """Read what stands before the values: which rows have one; and find out where each of them is."""
+    first, places, count = page.levels or 0, None, page.rows
+    if depth > 0:
+        coded = body[:first]
+        if page.levels is None:
+            first = 4 + int.from_bytes(body[:4], "little")
+            coded = body[4:first]
+        is_there = _hybrid(coded, depth.bit_length(), page.rows) == depth
+        count = int(is_there.sum())
+        if count < page.rows:
+            places = np.where(is_there, np.cumsum(is_there) - 1, -1)
+    if page.encoding == _PLAIN:
+        return Layout(places, _walk(body, first), None)
+    if page.encoding not in _INDEXED:
+        raise OSError(f"a page has the encoding {page.encoding}")
+    if count == 0:
+        return Layout(places, array("q"), np.empty(0, np.int64))
+    if first >= len(body):
+        raise OSError("a page is damaged")
+    return Layout(places, array("q"), _hybrid(body[first + 1 :], body[first], count))
+
+
+def _walk(body: memoryview, first: int) -> "array[int]":
+    found, end = array("q", [first]), len(body)
+    while found[-1] + 4 <= end:
+        found.append(found[-1] + 4 + int.from_bytes(body[found[-1] : found[-1] + 4], "little"))
+    if found[-1] > end:  # the last one is cut off
+        found.pop()
+    return found
+
+
+def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
+    """`count` small numbers of so many bits, stored as runs and as packed groups of eight in turn."""
+    values, done, at = np.zeros(count, np.int64), 0, 0
+    width = (bits + 7) // 8
+    while done < count:
+        try:
+            head, at = _varint(coded, at)
+        except IndexError:
+            raise OSError("the levels of a page are damaged") from None
+        if head & 1:
+            packed = np.frombuffer(coded[at : at + (head >> 1) * bits], np.uint8)
+            at += (head >> 1) * bits
+            single = np.unpackbits(packed, bitorder="little")
+            group = single[: len(single) // max(bits, 1) * bits].reshape(-1, bits) @ (1 << np.arange(bits))
+        else:
+            group = np.full(min(head >> 1, count - done), int.from_bytes(coded[at : at + width], "little"))
+            at += width
+        group = group[: count - done]
+        if len(group) == 0:
+            raise OSError("the levels of a page are damaged")
+        values[done : done + len(group)] = group
+        done += len(group)
+    return values
+
+
+# Thrift's compact protocol, as far as a page header goes.
+
+
+def _struct(data: memoryview, at: int) -> tuple[dict[int, Any], int]:
+    """The fields of a struct by their numbers, and where it ends."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while (head := data[at]) != 0:
+        at += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _zigzag(data, at)
+        fields[number], at = _field(data, at, head & 15)
+    return fields, at + 1
+
+
+def _field(data: memoryview, at: int, kind: int) -> tuple[Any, int]:
+    if kind in (1, 2):  # true and false
+        return kind == 1, at
+    if kind in (4, 5, 6):
+        return _zigzag(data, at)
+    if kind in (3, 7):  # a byte, a double: of no use here
+        return None, at + (1 if kind == 3 else 8)
+    if kind == 8:
+        length, at = _varint(data, at)
+        return None, at + length
+    if kind == 12:
+        return _struct(data, at)
+    raise KeyError(kind)
+
+
+def _varint(data: Sequence[int] | memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 128:
+            return value, at
+
+
+def _zigzag(data: memoryview, at: int) -> tuple[int, int]:
+    value, at = _varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
