@@ -22,6 +22,7 @@ from tailprop.data.classify import (
 )
 from tailprop.data.cut import RandomCut
 from tailprop.data.loading import Broken, Damage, EvalOrder, Key, TrainOrder
+from tailprop.data.sources import Digits
 from tailprop.distributed import World
 from tailprop.evaluate import evaluate_classifier
 from tailprop.generators import mix, seeded
@@ -120,6 +121,32 @@ def test_batch_augmentation_is_pillows_and_a_function_of_the_seed() -> None:
     whole = finish(images, [5, 6, 7])
     torch.testing.assert_close(torch.cat([finish(images[i : i + 1], [5 + i]) for i in range(3)]), whole)
     assert not torch.equal(finish(images, [8, 9, 10]), whole)
+
+
+class Counted(Digits):
+    """Digits that count how often they are read; one of them cannot be."""
+
+    def __init__(self) -> None:
+        super().__init__("validation")
+        self.reads = 0
+
+    def read(self, index: int) -> Image.Image:
+        self.reads += 1
+        if index == 5:
+            raise OSError("no such digit")
+        return super().read(index)
+
+
+@pytest.mark.parametrize(("keep_gb", "again"), [(1.0, 1), (0.0, 12), (0.001, 12)])
+def test_pictures_are_decoded_once_if_all_of_them_fit(keep_gb: float, again: int) -> None:
+    config = AugmentConfig(auto_augment=None)
+    source, plain = Counted(), Pictures(Counted(), train_transforms(DataConfig(size_px=32), config), "RGB")
+    kept = Pictures(source, plain.transforms, "RGB", keep_gb=keep_gb)
+    for seed in (1, 2):  # another crop of the same picture
+        for index in range(12):
+            for ours, theirs in zip(kept[Key(index, seed)], plain[Key(index, seed)], strict=True):
+                assert ours == theirs if isinstance(ours, Broken) else torch.equal(ours[0], theirs[0])
+    assert source.reads == 12 + again  # what is broken is tried each time
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])

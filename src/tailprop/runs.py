@@ -47,6 +47,7 @@ _FREE = {
     "log_every",
     "tensorboard",
 }
+_FREE_OF_DATA = {"workers", "root", "cache", "download", "unpack", "keep_gb"}
 
 
 class RunFolder:
@@ -240,7 +241,7 @@ def comparable(settings: dict[str, Any]) -> dict[str, Any]:
         **settings,
         "optim": {k: v for k, v in settings.get("optim", {}).items() if k not in ("batch", "accumulate")},
         "run": {k: v for k, v in settings.get("run", {}).items() if k not in _FREE},
-        "data": {k: v for k, v in settings["data"].items() if k not in ("workers", "root", "cache", "download", "unpack")},
+        "data": {k: v for k, v in settings["data"].items() if k not in _FREE_OF_DATA},
     }
 
 

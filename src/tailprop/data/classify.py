@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
@@ -31,6 +32,7 @@ __all__ = [
     "train_transforms",
 ]
 
+_OBJECT_BYTES = 1000  # of a decoded picture besides its pixels
 _INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest", "box", "random")
 _POLICIES = ("rand", "original", "v0", "augmix", "3a")
 
@@ -66,10 +68,13 @@ class DataConfig:
     """A picture that cannot be read: skip and count it, or stop."""
     workers: int = 2
     """Loader processes for each training process."""
+    keep_gb: float = 1.0
+    """Pictures are decoded once and kept if all of a split fit into so many gigabytes, in each loader process; 0 = never."""
 
     def check(self) -> None:
         check_at_least("data.size_px", self.size_px, 32)
         check_at_least("data.workers", self.workers, 0)
+        check_at_least("data.keep_gb", self.keep_gb, 0)
         for side in self.train_px:
             check_at_least("data.train_px", side, 32)
         if self.num_classes is not None:
@@ -146,8 +151,12 @@ class Batch:
 class Pictures(Examples):
     """Transformed pictures of a source. A broken one comes as `Broken`, in training with the next good one in its place."""
 
-    def __init__(self, source: Source, transforms: Sequence[Any], mode: str, replace_broken: bool = False) -> None:
+    def __init__(
+        self, source: Source, transforms: Sequence[Any], mode: str, replace_broken: bool = False, keep_gb: float = 0.0
+    ) -> None:
         self.source, self.transforms, self.mode, self.replace_broken = source, transforms, mode, replace_broken
+        self.room = keep_gb * 1e9  # bytes
+        self.kept: dict[int, Image.Image] = {}
 
     def __len__(self) -> int:
         return len(self.source.labels)
@@ -163,12 +172,23 @@ class Pictures(Examples):
 
     def _read(self, index: int, key: Key) -> Example | Broken:
         try:
-            picture = prepare(self.source.read(index), self.mode)
+            picture = self._decode(index)
         except Exception as error:  # a decoder trips over damage in many ways
             return Broken(self.source.name(index), reason_of(error))
         transform = self.transforms[min(int(key.progress * len(self.transforms)), len(self.transforms) - 1)]
         with seeded(key.seed):
             return transform(picture), int(self.source.labels[index]), key.seed
+
+    def _decode(self, index: int) -> Image.Image:
+        """A picture, kept if there is room for all: of a set that does not fit, keeping a part would help little."""
+        if index in self.kept:
+            return self.kept[index]
+        picture = prepare(self.source.read(index), self.mode)
+        size = 4 * picture.width * picture.height + _OBJECT_BYTES
+        if self.room >= size * (len(self) - len(self.kept)):
+            self.kept[index] = picture
+            self.room -= size
+        return picture
 
 
 def collate(examples: Sequence[list[Example | Broken]]) -> Batch:

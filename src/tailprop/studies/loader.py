@@ -118,11 +118,11 @@ def _config(options: LoaderBench, root: Path) -> ClassifyConfig:
         data=dataclasses.replace(
             config.data,
             root=root,
-            cache=root / "cache" if options.data is None else None,
             size_px=options.size_px,
             train_px=(),
             resize_px=None,
             workers=options.workers,
+            keep_gb=0.0,  # what is measured is reading
         ),
         optim=dataclasses.replace(config.optim, batch=options.batch),
     )

@@ -85,8 +85,9 @@ class Classification:
         self.order = TrainOrder(
             len(train.labels), optim.batch, config.run.seed, world, optim.accumulate, optim.epochs, optim.epoch_steps
         )
-        pictures = Pictures(train, train_transforms(data, config.augment, in_chans), mode, replace_broken=True)
-        held_out = Pictures(validation, [eval_transform(data, config.augment, in_chans)], mode)
+        transforms = train_transforms(data, config.augment, in_chans)
+        pictures = Pictures(train, transforms, mode, replace_broken=True, keep_gb=data.keep_gb)
+        held_out = Pictures(validation, [eval_transform(data, config.augment, in_chans)], mode, keep_gb=data.keep_gb)
         eval_order = EvalOrder(len(validation.labels), optim.batch, world)
         self.train_loader = make_loader(pictures, self.order, collate, data.workers, world.device)
         self.eval_loader = make_loader(held_out, eval_order, collate, data.workers, world.device)
