@@ -1,5 +1,6 @@
 """Freed memory that is kept."""
 
+import os
 import platform
 import resource
 import subprocess
@@ -8,11 +9,10 @@ import sys
 import pytest
 
 FAULTS = """
-import resource, sys
-from tailprop.allocator import keep_freed_memory
-if sys.argv[1] == "keep":
-    keep_freed_memory()
+import resource
 import torch
+from tailprop.allocator import keep_freed_memory
+keep_freed_memory()
 for step in range(12):
     if step == 2:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -24,9 +24,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_kept_memory_is_not_fetched_again() -> None:
-    def faults(how: str) -> int:
-        return int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)
+    def faults(switch: str) -> int:
+        env = os.environ | {"TAILPROP_KEEP_MEMORY": switch}
+        return int(subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env=env).stdout)
 
     pages = (40 << 20) // resource.getpagesize()
-    assert faults("return") > 5 * pages  # ten steps, and each fetched its large block anew
-    assert faults("keep") < pages
+    assert faults("0") > 5 * pages  # ten steps, and each fetched its large block anew
+    assert faults("") < pages

@@ -6,10 +6,13 @@ a step several per cent shorter and its peak no higher, for every step allocates
 """
 
 import ctypes
+import os
 import platform
 from typing import Final
 
 __all__ = ["keep_freed_memory"]
+
+SWITCH: Final = "TAILPROP_KEEP_MEMORY"  # 0 in the environment: hand everything back as usual
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of mallopt, as in malloc.h
 _GROWTH: Final = 64 << 20  # bytes to ask for at once
@@ -17,7 +20,7 @@ _GROWTH: Final = 64 << 20  # bytes to ask for at once
 
 def keep_freed_memory() -> bool:
     """Ask the allocator to keep what is freed; whether it will. For a process of our own: a library must not decide this."""
-    if platform.libc_ver()[0] != "glibc":
+    if os.environ.get(SWITCH) == "0" or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _GROWTH))

@@ -13,12 +13,14 @@ dictionary encoding, data pages of both versions, and the codecs of pyarrow. `ca
 import mmap
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+
+from tailprop.data.parquet_headers import DATA, DATA_V2, DICTIONARY, Page, read_header, varint
 
 __all__ = ["BinaryColumn", "can_read"]
 
@@ -31,7 +33,6 @@ _CODECS: Final = {
     "LZ4": "lz4_raw",  # as pyarrow names it; the older kind, with frames of Hadoop, is not read
 }
 _ENCODINGS: Final = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # levels among them
-_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # kinds of pages
 _PLAIN, _INDEXED = 0, (2, 8)  # encodings of values
 _MAPS: Final = 256  # files kept open at a time
 
@@ -44,19 +45,6 @@ class Chunk(NamedTuple):
     end: int
     unpacked_size: int  # of all its pages
     codec: str | None
-
-
-class Page(NamedTuple):
-    """A page of values. `levels` are the bytes before them that say which rows are empty; in version 2 never compressed."""
-
-    kind: int
-    rows: int
-    encoding: int
-    offset: int  # of what follows the header
-    size: int
-    unpacked_size: int
-    levels: int | None  # none in version 1, where they lie inside
-    is_packed: bool
 
 
 class Layout(NamedTuple):
@@ -107,8 +95,8 @@ class BinaryColumn:
     def _index(self, chunk: Chunk) -> tuple[list[int], list[Page], Page | None]:
         """First rows of the data pages, the pages, and the dictionary if there is one."""
         pages = list(_pages(_mapped(self.path), chunk))
-        data = [page for page in pages if page.kind != _DICTIONARY]
-        return _starts(page.rows for page in data), data, next((p for p in pages if p.kind == _DICTIONARY), None)
+        data = [page for page in pages if page.kind != DICTIONARY]
+        return _starts(page.rows for page in data), data, next((p for p in pages if p.kind == DICTIONARY), None)
 
     def _value(
         self, key: tuple[int, int], page: Page, dictionary: Page | None, row: int, codec: str | None
@@ -180,17 +168,13 @@ def _mapped(path: Path) -> memoryview:
 def _pages(file: memoryview, chunk: Chunk) -> Iterator[Page]:
     at, rows = chunk.offset, 0
     while rows < chunk.rows and at < chunk.end:
-        try:
-            header, at = _struct(file, at)
-            page = _page(header, at)
-        except (IndexError, KeyError, RecursionError) as error:
-            raise OSError(f"a page header is damaged ({type(error).__name__})") from None
+        page, at = read_header(file, at)
         if not _fits(page, chunk) or at + page.size > min(chunk.end, len(file)):
             raise OSError("a page reaches beyond its column")
         at += page.size
-        if page.kind in (_DATA, _DATA_V2, _DICTIONARY):
+        if page.kind in (DATA, DATA_V2, DICTIONARY):
             yield page
-            rows += page.rows if page.kind != _DICTIONARY else 0
+            rows += page.rows if page.kind != DICTIONARY else 0
 
 
 def _fits(page: Page, chunk: Chunk) -> bool:
@@ -198,18 +182,6 @@ def _fits(page: Page, chunk: Chunk) -> bool:
     return (
         page.size >= 0 and 0 <= page.rows <= chunk.rows and 0 <= (page.levels or 0) <= page.unpacked_size <= chunk.unpacked_size
     )
-
-
-def _page(header: dict[int, Any], offset: int) -> Page:
-    kind, unpacked, size = header[1], header[2], header[3]
-    if kind == _DATA:
-        about = header[5]
-        return Page(kind, about[1], about[2], offset, size, unpacked, None, True)
-    if kind == _DATA_V2:
-        about = header[8]
-        return Page(kind, about[1], about[4], offset, size, unpacked, about[5] + about[6], about.get(7, True))
-    about = header.get(7, {})
-    return Page(kind, about.get(1, 0), about.get(2, 0), offset, size, unpacked, 0, True)
 
 
 def _unpack(file: memoryview, page: Page, codec: str | None) -> memoryview:
@@ -266,7 +238,7 @@ def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
     width = (bits + 7) // 8
     while done < count:
         try:
-            head, at = _varint(coded, at)
+            head, at = varint(coded, at)
         except IndexError:
             raise OSError("the levels of a page are damaged") from None
         if head & 1:
@@ -283,50 +255,3 @@ def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
         values[done : done + len(group)] = group
         done += len(group)
     return values
-
-
-# Thrift's compact protocol, as far as a page header goes.
-
-
-def _struct(data: memoryview, at: int) -> tuple[dict[int, Any], int]:
-    """The fields of a struct by their numbers, and where it ends."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while (head := data[at]) != 0:
-        at += 1
-        if head >> 4:
-            number += head >> 4
-        else:
-            number, at = _zigzag(data, at)
-        fields[number], at = _field(data, at, head & 15)
-    return fields, at + 1
-
-
-def _field(data: memoryview, at: int, kind: int) -> tuple[Any, int]:
-    if kind in (1, 2):  # true and false
-        return kind == 1, at
-    if kind in (4, 5, 6):
-        return _zigzag(data, at)
-    if kind in (3, 7):  # a byte, a double: of no use here
-        return None, at + (1 if kind == 3 else 8)
-    if kind == 8:
-        length, at = _varint(data, at)
-        return None, at + length
-    if kind == 12:
-        return _struct(data, at)
-    raise KeyError(kind)
-
-
-def _varint(data: Sequence[int] | memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        shift += 7
-        at += 1
-        if data[at - 1] < 128:
-            return value, at
-
-
-def _zigzag(data: memoryview, at: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
