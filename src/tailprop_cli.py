@@ -1,5 +1,6 @@
 """The `tailprop` command. It stands outside the package so that asking for help does not import PyTorch."""
 
+import contextlib
 import difflib
 import os
 import select
@@ -55,8 +56,13 @@ def _guard(args: list[str]) -> int:
     except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
     except (RuntimeError, MemoryError) as error:
-        from tailprop.checks import memory_missing
+        from tailprop.checks import loader_died, memory_missing
 
+        if (how := loader_died(error)) is not None:
+            return _refuse(
+                f"a loader process {how}; give it more memory (fewer --data.workers, --data.keep-gb 0, a larger /dev/shm), or "
+                "find out whether a file of the data changed or became unreadable"
+            )
         if (missing := memory_missing(error)) is None:
             raise
         return _refuse(
@@ -80,11 +86,9 @@ def _answer(args: list[str]) -> int:
 
 
 def _run(name: str, args: list[str]) -> int:
-    from tailprop.allocator import keep_freed_memory
     from tailprop.options import parse_options
     from tailprop.signals import Interrupted
 
-    keep_freed_memory()
     module_name, options_name, what = COMMANDS[name]
     command = f"tailprop {name}"
     if (task := _task(name, args)) is not None:
@@ -98,7 +102,8 @@ def _run(name: str, args: list[str]) -> int:
         return module.run(parse_options(getattr(module, options_name), args, command, what)) or 0
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":  # torchrun's processes all stop, and one says so
-            print(f"tailprop: {stop}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # Ctrl-C ends a `tee` behind us, too
+                print(f"tailprop: {stop}", file=sys.stderr, flush=True)
         return stop.exit_code
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "check_model",
     "check_output_file",
     "check_output_folder",
+    "loader_died",
     "memory_missing",
 ]
 
@@ -55,6 +56,12 @@ def check_model(name: str) -> None:
 
     if not timm.is_model(name):
         raise ValueError(f"timm has no model {name!r}; `tailprop models` lists ours")
+
+
+def loader_died(error: BaseException) -> str | None:
+    """How a loader process ended, in PyTorch's words, if that is what an error is about."""
+    found = re.search(r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)", str(error))
+    return found[1].rstrip(". ") if found else None
 
 
 def memory_missing(error: BaseException) -> str | None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tailprop.allocator import keep_freed_memory
 from tailprop.checks import check_at_least
 from tailprop.signals import Interrupted
 
@@ -25,6 +26,7 @@ __all__ = [
     "gather",
     "join",
     "launch_name",
+    "say_once",
     "share_batch_norms",
     "sum_over_processes",
     "together",
@@ -51,6 +53,8 @@ def join(device: str = "auto", threads: int = 0) -> World:
         torch.set_num_threads(threads)
     rank, size, local = (int(os.environ.get(name, default)) for name, default in _VARIABLES)
     chosen = _choose(device, local)
+    if chosen.type == "cpu":
+        keep_freed_memory()
     if size > 1 and chosen.type == "mps":
         raise ValueError("an Apple GPU trains with one process; start without torchrun, or choose the device cpu")
     if size > 1 and not dist.is_initialized():
@@ -179,6 +183,12 @@ def _use_loopback_if_local() -> None:
     local = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     if local and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def say_once(text: str) -> None:
+    """A note on standard error, of all processes by one."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr)
 
 
 def sum_over_processes(values: Tensor, device: torch.device) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tailprop.backbone  # noqa: F401 - registers the models
+from tailprop.checks import check_model
 from tailprop.config import ModelConfig, build
 from tailprop.data.classify import AugmentConfig, DataConfig, eval_transform
 from tailprop.runs import find_settings, read_notes
@@ -61,7 +62,7 @@ def load_classifier(where: str, model_name: str | None = None, size_px: int | No
     state = read_state_dict(weights)
     if (config := find_settings(path)) is not None:
         model_config = build(ModelConfig, {**config["model"], "init": None}, "model.")
-        data, augment = build(DataConfig, config["data"], "data."), build(AugmentConfig, config["augment"], "augment.")
+        data, augment = build(DataConfig, config["data"], "data."), build(AugmentConfig, config.get("augment", {}), "augment.")
         paper = (config.get("paper_top1") or {}).get(model_config.name)
     else:
         if model_name is None:
@@ -69,6 +70,7 @@ def load_classifier(where: str, model_name: str | None = None, size_px: int | No
         if model_name is None:
             raise ValueError(f"{weights} does not say which model it belongs to; name it with --model")
         model_config, data, augment, paper = ModelConfig(name=model_name), DataConfig(), AugmentConfig(), None
+        check_model(model_name)
         model_config = replace(model_config, in_chans=_in_chans(state, model_name))
     if size_px is not None:
         ratio = (data.resize_px or data.size_px) / data.size_px

@@ -1,7 +1,10 @@
-"""The options of a command, read by tyro; one that does not exist is refused in a line, with the nearest that do."""
+"""The options of a command, read by tyro; what does not exist or does not fit is refused in a line."""
 
+import contextlib
 import dataclasses
 import difflib
+import io
+import itertools
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar
@@ -16,10 +19,24 @@ T = TypeVar("T")
 def parse_options(kind: type[T], args: Sequence[str], prog: str, description: str | None = None, default: T | None = None) -> T:
     """An instance of a dataclass from the command line."""
     given: dict[str, Any] = {} if default is None else {"default": default}  # to tyro, none is a default too
-    options, strange = tyro.cli(kind, args=args, prog=prog, description=description, return_unknown_args=True, **given)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            options, strange = tyro.cli(kind, args=args, prog=prog, description=description, return_unknown_args=True, **given)
+    except SystemExit as stop:
+        if not stop.code:  # of help
+            raise
+        raise ValueError(f"{_sentence(said.getvalue())}; {prog} --help explains") from None
     if strange:
         raise ValueError(_refusal(strange, list(option_names(kind)), prog))
     return options
+
+
+def _sentence(framed: str) -> str:
+    """The first part of what tyro says of a mistake, without the frame it draws around it."""
+    lines = [line.strip().strip("│|").strip() for line in framed.strip().splitlines()[1:]]  # the first is the frame's title
+    body = itertools.takewhile(lambda line: line.strip("─-╰╯+"), lines)
+    return " ".join(" ".join(body).split()).removesuffix(".")
 
 
 def option_names(kind: Any, prefix: str = "--") -> Iterator[str]:

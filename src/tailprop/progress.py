@@ -1,5 +1,6 @@
 """What a person sees while it runs."""
 
+import contextlib
 import resource
 import sys
 import time
@@ -7,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from rich import get_console
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tailprop.distributed import World
@@ -15,12 +16,19 @@ from tailprop.distributed import World
 __all__ = ["Bar"]
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody listens any more: a run goes on without words, where rich would end it."""
+        with contextlib.suppress(SystemExit):
+            super().on_broken_pipe()
+
+
 class Bar:
     """A progress bar with loss, rate and memory on the first process; on a terminal it moves, in a log it is silent."""
 
     def __init__(self, total: int, done: int, images_per_step: int, world: World) -> None:
         self.world, self.images = world, images_per_step
-        console = get_console()
+        console = _Console()
         columns = (
             "{task.description}",
             BarColumn(20 if console.width >= 100 else 5),  # 80 columns hold everything else

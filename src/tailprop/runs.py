@@ -84,9 +84,9 @@ class RunFolder:
             path.with_name(path.name + checkpoint.PART).unlink(missing_ok=True)  # half written by a process that died
         if overwrite:
             self._remove()
-        checkpoint.write_atomically(self.config, lambda part: part.write_text(yaml.safe_dump(settings, sort_keys=False)))
-        if launch:
+        if launch:  # first: a process killed after config.yaml would leave a run that this launch does not know for its own
             checkpoint.write_atomically(self.launch, lambda part: part.write_text(launch))
+        checkpoint.write_atomically(self.config, lambda part: part.write_text(yaml.safe_dump(settings, sort_keys=False)))
 
     def hold(self) -> None:
         """Keep other processes from training here, until this one lets go or dies.
@@ -173,9 +173,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         settings = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError):
         settings = None
-    if not isinstance(settings, dict) or not all(isinstance(settings.get(part), dict) for part in ("model", "data")):
+    if not _are_settings(settings):
         raise ValueError(f"{path} is not the config.yaml of a run of this program; choose another folder")
     return settings
+
+
+def _are_settings(found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(found.get(part), dict) for part in ("model", "data"))
 
 
 def find_settings(where: str | Path) -> dict[str, Any] | None:
@@ -189,7 +193,12 @@ def find_settings(where: str | Path) -> dict[str, Any] | None:
     text = read_notes(path).get("settings") if path.is_file() and path.suffix == ".safetensors" else None
     if text is None:
         return read_config(folder) if has_config else None
-    carried: dict[str, Any] = json.loads(text)
+    try:
+        carried: dict[str, Any] = json.loads(text)
+    except ValueError:
+        carried = {}
+    if not _are_settings(carried):  # a note of somebody else's
+        return read_config(folder) if has_config else None
     try:
         around = read_config(folder) if has_config else carried
         return around if comparable(portable(around)) == comparable(carried) else carried

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 __all__ = ["Interrupted", "stop_signals"]
 
@@ -29,7 +29,8 @@ def stop_signals(ask: Callable[[int], None], speak: bool = False) -> Iterator[No
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if speak:
-                os.write(2, _HEARD)  # not print: the signal may have come in the middle of one
+                with suppress(OSError):  # Ctrl-C ends a `tee` behind us, too, and nobody hears it
+                    os.write(2, _HEARD)  # not print: the signal may have come in the middle of one
 
     try:
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -236,9 +236,10 @@ class Trainer:
         improved = evaluated and row[self.task.metric] > self.at.best.get(self.task.metric, -math.inf)
         if improved:
             self.at.best = row
+        self._share_broken()
         self._log({"kind": "epoch", **row, "broken": len(self.task.broken)})
-        self.bar.say(row, len(self.task.broken))
         self._save(is_best=improved)
+        self.bar.say(row, len(self.task.broken))
         if self.at.epoch < self.optim.epochs:
             self._stop_if_asked()
 
@@ -266,25 +267,28 @@ class Trainer:
 
     def _save(self, is_best: bool = False) -> None:
         rng = gather(get_rng_state(self.world.device))
-        broken = {name: reason for part in gather(self.task.broken) for name, reason in part.items()}
-        self.task.broken.update(broken)  # every process knows them all, whatever rank it has after a restart
+        self._share_broken()
         losses = gather(self.at.loss_sum)
         problem = None
         if self.world.is_first:
             try:
-                self._write(rng, broken, losses, is_best)
+                self._write(rng, losses, is_best)
             except (OSError, RuntimeError, MemoryError) as error:  # the others wait to hear of it
                 problem = error
         if any_true(problem is not None, self.world.device):
             raise problem or OSError("the first process could not write the checkpoint")
 
-    def _write(self, rng: list[Any], broken: dict[str, str], losses: list[float], is_best: bool) -> None:
+    def _share_broken(self) -> None:
+        """Every process knows all that is broken, whatever rank it has after a restart."""
+        self.task.broken.update({name: reason for part in gather(dict(self.task.broken)) for name, reason in part.items()})
+
+    def _write(self, rng: list[Any], losses: list[float], is_best: bool) -> None:
         payload = {
             **self.learner.state(),
             "scheduler": {"step": self.at.total},
             "position": vars(self.at) | {"loss_sum": losses},
             "rng": rng,
-            "broken": broken,
+            "broken": dict(self.task.broken),
             **vars(self.identity),
         }
         if is_best:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
@@ -32,6 +32,7 @@ __all__ = [
     "train_transforms",
 ]
 
+_REPLACEMENTS = 16  # tried for a broken picture
 _OBJECT_BYTES = 1000  # of a decoded picture besides its pixels
 _INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest", "box", "random")
 _POLICIES = ("rand", "original", "v0", "augmix", "3a")
@@ -69,7 +70,7 @@ class DataConfig:
     workers: int = 2
     """Loader processes for each training process."""
     keep_gb: float = 1.0
-    """Pictures are decoded once and kept if all of a split fit into so many gigabytes, in each loader process; 0 = never."""
+    """Pictures are decoded once and kept if all of them fit into so many gigabytes, which loader processes share; 0 = never."""
 
     def check(self) -> None:
         check_at_least("data.size_px", self.size_px, 32)
@@ -149,7 +150,7 @@ class Batch:
 
 
 class Pictures(Examples):
-    """Transformed pictures of a source. A broken one comes as `Broken`, in training with the next good one in its place."""
+    """Transformed pictures of a source. A broken one comes as `Broken`, in training with another in its place."""
 
     def __init__(
         self, source: Source, transforms: Sequence[Any], mode: str, replace_broken: bool = False, keep_gb: float = 0.0
@@ -162,22 +163,20 @@ class Pictures(Examples):
         return len(self.source.labels)
 
     def __getitem__(self, key: Key) -> list[Example | Broken]:
-        found: list[Example | Broken] = []
-        for offset in range(len(self)):
-            index = (key.index + offset) % len(self)
-            found.append(self._read(index, key))
-            if not isinstance(found[-1], Broken) or not self.replace_broken or offset >= 16:
-                break
+        found = [self._read(key.index, key)]
+        while self.replace_broken and isinstance(found[-1], Broken) and len(found) <= _REPLACEMENTS:
+            # From anywhere: neighbours are often broken together, as the rows of a damaged page are.
+            found.append(self._read(mix(key.seed, len(found), 4) % len(self), key))
         return found
 
     def _read(self, index: int, key: Key) -> Example | Broken:
+        transform = self.transforms[min(int(key.progress * len(self.transforms)), len(self.transforms) - 1)]
         try:
             picture = self._decode(index)
-        except Exception as error:  # a decoder trips over damage in many ways
+            with seeded(key.seed):
+                return transform(picture), int(self.source.labels[index]), key.seed
+        except Exception as error:  # a decoder trips over damage in many ways, and so may augmentation over odd pictures
             return Broken(self.source.name(index), reason_of(error))
-        transform = self.transforms[min(int(key.progress * len(self.transforms)), len(self.transforms) - 1)]
-        with seeded(key.seed):
-            return transform(picture), int(self.source.labels[index]), key.seed
 
     def _decode(self, index: int) -> Image.Image:
         """A picture, kept if there is room for all: of a set that does not fit, keeping a part would help little."""
@@ -188,6 +187,8 @@ class Pictures(Examples):
         if self.room >= size * (len(self) - len(self.kept)):
             self.kept[index] = picture
             self.room -= size
+        else:
+            self.kept, self.room = {}, 0.0
         return picture
 
 
@@ -236,9 +237,30 @@ def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> Any:
         normalize=False,
     )
     try:
-        return create_transform(side, **settings)
+        return _mend_posterize(create_transform(side, **settings))
     except (AssertionError, ValueError, KeyError, IndexError) as error:
         raise ValueError(f"timm does not understand augment.auto_augment {augment.auto_augment!r}: {error}") from None
+
+
+def _mend_posterize(transform: Compose) -> Compose:
+    """At strong magnitudes timm asks for 0 bits of a colour: black, until Pillow began to refuse it."""
+    for step in transform.transforms:
+        for op in _operations(step):
+            if op.name.startswith("Posterize"):
+                op.aug_fn = _posterize
+    return transform
+
+
+def _operations(step: Any) -> list[Any]:
+    """The operations of one of timm's policies, whichever it is; none of any other step."""
+    groups = [*getattr(step, "policy", ()), getattr(step, "ops", ()), getattr(step, "augs", ())]
+    return [op for group in groups for op in group if hasattr(op, "aug_fn")]
+
+
+def _posterize(picture: Image.Image, bits: int, **_: Any) -> Image.Image:
+    if bits >= 8:
+        return picture
+    return ImageOps.posterize(picture, bits) if bits > 0 else Image.new(picture.mode, picture.size)
 
 
 class Finish:

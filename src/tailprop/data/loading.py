@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from tailprop.allocator import keep_some_freed_memory
 from tailprop.distributed import World
 from tailprop.generators import generators_kept, mix
 
@@ -201,6 +202,7 @@ def _shut_down() -> None:
 
 def _begin_worker(worker: int, polite: bool) -> None:  # noqa: ARG001 - torch passes the worker's number
     torch.set_num_threads(1)
+    keep_some_freed_memory()
     if polite and hasattr(os, "nice"):
         # Threads that share a matrix product wait for the slowest: a worker that pushes one aside stalls them all. It finds
         # time enough where only one of them has something to do.

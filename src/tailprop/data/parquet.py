@@ -5,9 +5,9 @@ goes through the `datasets` library, which unpacks it once into a cache of its o
 """
 
 import io
-import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,11 +16,14 @@ import numpy as np
 from PIL import Image
 
 from tailprop.data.parquet_pages import BinaryColumn, can_read
+from tailprop.distributed import say_once
 
-__all__ = ["SPLITS", "Parquet", "existing_folder"]
+__all__ = ["SPLITS", "Parquet", "existing_folder", "numbered_classes"]
 
 SPLITS: Final = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "test")}
 _IMAGES: Final = ("image", "img", "jpg")
+_COSTLY: Final = 4 << 20  # bytes to be unpacked for a single picture
+_MOST_CLASSES: Final = 1_000_000
 _LABELS: Final = ("label", "labels", "fine_label", "cls")
 
 
@@ -45,6 +48,7 @@ class Parquet:
     def __init__(self, root: Path, split: str, cache: Path | None = None, unpack: bool = False) -> None:
         import datasets
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
         self.shards = _find_shards(existing_folder(root), split)
         schemas = _check_shards(self.shards)
@@ -54,17 +58,21 @@ class Parquet:
         self.bytes_name = f"{self.image}.bytes" if pa.types.is_struct(field) else self.image
         self.parts = _unpack(self.shards, self.image, split, cache) if unpack else self._open(split, cache)
         self.starts = [0, *accumulate(len(part) for part in self.parts)]
-        labels = self._read_labels(label)
-        self.labels = labels.to_numpy()
+        self.shard_starts = [0, *accumulate(pq.read_metadata(shard).num_rows for shard in self.shards)]
+        self.labels = self._read_labels(label).to_numpy()
+        if len(self.labels) == 0:
+            raise ValueError(f"no pictures for {split} under {root}: its shards are empty")
         kind = features[label]
-        names = kind.names if isinstance(kind, datasets.ClassLabel) else range(int(self.labels.max(initial=-1)) + 1)
-        self.classes = tuple(map(str, names))
+        self.classes = tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else numbered_classes(self.labels, self.name)
 
     def _open(self, split: str, cache: Path | None) -> list[Encoded]:
         odd = next((shard for shard in self.shards if not can_read(shard, self.bytes_name)), None)
         if odd is None:
-            return [BinaryColumn(shard, self.bytes_name) for shard in self.shards]
-        print(f"{odd.name} cannot be read in place; the {split} shards are unpacked into a cache once", file=sys.stderr)
+            columns = [BinaryColumn(shard, self.bytes_name) for shard in self.shards]
+            if _is_costly(columns[0]):
+                say_once(f"{split} shards are compressed in large pieces; if loading is slow, --data.unpack unpacks them once")
+            return list(columns)
+        say_once(f"{odd.name} cannot be read in place; the {split} shards are unpacked into a cache once")
         return _unpack(self.shards, self.image, split, cache)
 
     def _read_labels(self, name: str) -> Any:
@@ -72,7 +80,13 @@ class Parquet:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        labels = pa.chunked_array([c for s in self.shards for c in pq.read_table(s, columns=[name]).column(name).chunks])
+        chunks = []
+        for shard in self.shards:
+            try:
+                chunks += pq.read_table(shard, columns=[name]).column(name).chunks
+            except (pa.ArrowException, OSError) as error:
+                raise ValueError(f"{shard} is damaged ({str(error).splitlines()[0]}); download it again") from None
+        labels = pa.chunked_array(chunks, pq.read_schema(self.shards[0]).field(name).type)
         if not pa.types.is_integer(labels.type):
             raise ValueError(
                 f"{self.shards[0]}: labels are whole numbers from 0 on, column {name} holds {labels.type}; number the classes"
@@ -93,15 +107,10 @@ class Parquet:
         return Image.open(io.BytesIO(encoded))
 
     def name(self, index: int) -> str:
-        import pyarrow.parquet as pq
-
-        row = index
-        for shard in self.shards:  # only asked for what is broken: no need to keep their lengths
-            rows = pq.read_metadata(shard).num_rows
-            if row < rows:
-                break
-            row -= rows
-        path = _path(shard, self.image, row)
+        which = bisect_right(self.shard_starts, index) - 1
+        shard, row = self.shards[which], index - self.shard_starts[which]
+        paths = _paths(shard, self.image)
+        path = paths[row] if paths else None
         return f"{shard.name} row {row}" + (f" ({path})" if path else "")
 
 
@@ -151,16 +160,36 @@ def _columns(schemas: Sequence[Any], shards: Sequence[Path]) -> tuple[str, str]:
     return image, label
 
 
-def _path(shard: Path, image: str, row: int) -> str | None:
-    """The name a picture had before it came into a shard, if it is written there."""
+def _is_costly(column: BinaryColumn) -> bool:
+    try:
+        return column.cost() > _COSTLY
+    except OSError:  # what is damaged there is told when it is read
+        return False
+
+
+@lru_cache(4)
+def _paths(shard: Path, image: str) -> list[str | None]:
+    """The names the pictures had before they came into a shard; empty if it does not tell, or is damaged there too."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(shard) as file:
-        names = [file.schema.column(i).path for i in range(len(file.schema))]
-        if f"{image}.path" not in names:
-            return None
-        cell = file.read(columns=[f"{image}.path"]).column(image)[row].as_py()
-    return cell.get("path") if cell else None
+    try:
+        with pq.ParquetFile(shard) as file:
+            names = [file.schema.column(i).path for i in range(len(file.schema))]
+            if f"{image}.path" not in names:
+                return []
+            cells = file.read(columns=[f"{image}.path"]).column(image).to_pylist()
+    except (pa.ArrowException, OSError):
+        return []
+    return [cell and cell.get("path") for cell in cells]
+
+
+def numbered_classes(labels: np.ndarray, name: Callable[[int], str]) -> tuple[str, ...]:
+    """Numbers in place of names, as many as the labels ask for."""
+    count = int(labels.max(initial=-1)) + 1
+    if count > _MOST_CLASSES:
+        raise ValueError(f"label {count - 1} of {name(int(labels.argmax()))} is no number of a class; mend the labels")
+    return tuple(map(str, range(count)))
 
 
 def _unpack(shards: Sequence[Path], image: str, split: str, cache: Path | None) -> list[Encoded]:

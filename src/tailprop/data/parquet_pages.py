@@ -1,10 +1,10 @@
 """Single values of a binary column of a parquet file, read where they lie.
 
-Libraries read parquet by row groups: a hundred pictures are unpacked to look at one. So snapshots are usually unpacked once, as
-a whole, which for ImageNet takes the time and the disk of another 140 GB. But a row group is a row of pages of about a
-megabyte, each with a header that says how many values it holds. Here the file is mapped into memory, the headers of a group are
-walked once, when it is first asked for, and then a value costs the page it is in; if that is neither compressed nor encoded by
-a dictionary, as in recent snapshots, it costs nothing but its own bytes.
+Libraries read parquet by row groups: a hundred pictures or more are unpacked to look at one. So snapshots are usually unpacked
+once, as a whole, which for ImageNet takes the time and the disk of another 140 GB. But a row group is a row of pages, each with
+a header that says how many values it holds. Here the file is mapped into memory, the headers of a group are walked once, when
+it is first asked for, and then a value costs the page it is in: of an uncompressed one, as in recent snapshots, nothing but its
+own bytes; of a compressed one unpacking all of it, and writers put as much as a whole group into a page.
 
 The format: https://parquet.apache.org/docs/file-format. Read are flat binary columns, also inside a struct, with plain and
 dictionary encoding, data pages of both versions, and the codecs of pyarrow. `can_read` says whether a file is of that kind.
@@ -34,7 +34,7 @@ _CODECS: Final = {
 }
 _ENCODINGS: Final = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # levels among them
 _PLAIN, _INDEXED = 0, (2, 8)  # encodings of values
-_MAPS: Final = 256  # files kept open at a time
+_MAPS: Final = 512  # files kept open at a time; many systems allow 1024
 
 
 class Chunk(NamedTuple):
@@ -74,7 +74,15 @@ class BinaryColumn:
             self.chunks = [_chunk(group.column(place), group.num_rows) for group in groups]
         self.starts = _starts(chunk.rows for chunk in self.chunks)
         self.pages: dict[int, tuple[list[int], list[Page], Page | None]] = {}  # of the groups asked for so far
+        self.last: dict[int, memoryview] = {}  # unpacked, by its place in the file: whoever reads in order needs it again
         self.layouts: dict[tuple[int, int], Layout] = {}  # of the pages asked for so far, by group and number
+
+    def cost(self) -> int:
+        """Bytes that are unpacked for a value of the first row group; a look at its headers."""
+        if not self.chunks or self.chunks[0].codec is None:
+            return 0
+        _, pages, _ = self._index(self.chunks[0])
+        return max((page.unpacked_size for page in pages), default=0)
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -94,14 +102,20 @@ class BinaryColumn:
 
     def _index(self, chunk: Chunk) -> tuple[list[int], list[Page], Page | None]:
         """First rows of the data pages, the pages, and the dictionary if there is one."""
-        pages = list(_pages(_mapped(self.path), chunk))
+        pages: list[Page] = []
+        try:
+            for page in _pages(_mapped(self.path), chunk):
+                pages.append(page)  # one by one: those before the damage are good
+        except OSError:
+            if not pages:
+                raise
         data = [page for page in pages if page.kind != DICTIONARY]
         return _starts(page.rows for page in data), data, next((p for p in pages if p.kind == DICTIONARY), None)
 
     def _value(
         self, key: tuple[int, int], page: Page, dictionary: Page | None, row: int, codec: str | None
     ) -> memoryview | None:
-        body = _unpack(_mapped(self.path), page, codec)
+        body = self._unpack(page, codec)
         if key not in self.layouts:
             self.layouts[key] = _lay_out(body, page, self.depth)
         layout = self.layouts[key]
@@ -113,10 +127,18 @@ class BinaryColumn:
         if dictionary is None:
             raise OSError(f"{self.path.name} lacks a dictionary")
         entries = (key[0], -1)
-        body = _unpack(_mapped(self.path), dictionary, codec)
+        body = self._unpack(dictionary, codec)
         if entries not in self.layouts:
-            self.layouts[entries] = Layout(None, _walk(body, 0), None)
+            self.layouts[entries] = Layout(None, _walk(body, 0, dictionary.rows), None)
         return self._cut(self.layouts[entries], body, int(layout.indices[place]))
+
+    def _unpack(self, page: Page, codec: str | None) -> memoryview:
+        if codec is None or not page.is_packed:
+            return _unpack(_mapped(self.path), page, codec)
+        if page.offset not in self.last:
+            kept = list(self.last.items())[-1:]  # a page and its dictionary
+            self.last = {**dict(kept), page.offset: _unpack(_mapped(self.path), page, codec)}
+        return self.last[page.offset]
 
     def _cut(self, layout: Layout, body: memoryview, place: int) -> memoryview:
         if place + 1 >= len(layout.ends):
@@ -145,11 +167,10 @@ def _place(file: Any, name: str) -> int:
 
 
 def _chunk(column: Any, rows: int) -> Chunk:
-    offsets = [column.data_page_offset]
-    if column.has_dictionary_page:
-        offsets.append(column.dictionary_page_offset)
-    end = min(offsets) + column.total_compressed_size
-    return Chunk(rows, min(offsets), end, column.total_uncompressed_size, _CODECS[column.compression])
+    first = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < first:  # some writers say 0 for none
+        first = column.dictionary_page_offset
+    return Chunk(rows, first, first + column.total_compressed_size, column.total_uncompressed_size, _CODECS[column.compression])
 
 
 def _starts(sizes: Iterator[int]) -> list[int]:
@@ -213,7 +234,7 @@ def _lay_out(body: memoryview, page: Page, depth: int) -> Layout:
         if count < page.rows:
             places = np.where(is_there, np.cumsum(is_there) - 1, -1)
     if page.encoding == _PLAIN:
-        return Layout(places, _walk(body, first), None)
+        return Layout(places, _walk(body, first, count), None)
     if page.encoding not in _INDEXED:
         raise OSError(f"a page has the encoding {page.encoding}")
     if count == 0:
@@ -223,9 +244,9 @@ def _lay_out(body: memoryview, page: Page, depth: int) -> Layout:
     return Layout(places, array("q"), _hybrid(body[first + 1 :], body[first], count))
 
 
-def _walk(body: memoryview, first: int) -> "array[int]":
+def _walk(body: memoryview, first: int, count: int) -> "array[int]":
     found, end = array("q", [first]), len(body)
-    while found[-1] + 4 <= end:
+    while found[-1] + 4 <= end and len(found) <= count:
         found.append(found[-1] + 4 + int.from_bytes(body[found[-1] : found[-1] + 4], "little"))
     if found[-1] > end:  # the last one is cut off
         found.pop()
@@ -235,6 +256,10 @@ def _walk(body: memoryview, first: int) -> "array[int]":
 def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
     """`count` small numbers of so many bits, stored as runs and as packed groups of eight in turn."""
     values, done, at = np.zeros(count, np.int64), 0, 0
+    if bits == 0:  # one entry in the dictionary
+        return values
+    if bits > 32:
+        raise OSError("the levels of a page are damaged")
     width = (bits + 7) // 8
     while done < count:
         try:
@@ -242,10 +267,11 @@ def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
         except IndexError:
             raise OSError("the levels of a page are damaged") from None
         if head & 1:
-            packed = np.frombuffer(coded[at : at + (head >> 1) * bits], np.uint8)
+            size = min(head >> 1, -(-(count - done) // 8)) * bits  # as many groups of eight as are wanted
+            packed = np.frombuffer(coded[at : at + size], np.uint8)
             at += (head >> 1) * bits
             single = np.unpackbits(packed, bitorder="little")
-            group = single[: len(single) // max(bits, 1) * bits].reshape(-1, bits) @ (1 << np.arange(bits))
+            group = single[: len(single) // bits * bits].reshape(-1, bits) @ (1 << np.arange(bits))
         else:
             group = np.full(min(head >> 1, count - done), int.from_bytes(coded[at : at + width], "little"))
             at += width

@@ -6,7 +6,6 @@ A source knows its classes and labels without reading a picture, and reads one p
 import hashlib
 import io
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from tailprop.data.parquet import SPLITS, Parquet, existing_folder
+from tailprop.data.parquet import SPLITS, Parquet, existing_folder, numbered_classes
 from tailprop.data.pictures import is_picture, printable
+from tailprop.distributed import say_once
 
 __all__ = ["SPLITS", "Digits", "Folder", "Parquet", "Source", "TimmDataset", "check_labels", "split_hash", "tell_apart"]
 
@@ -82,10 +82,8 @@ class TimmDataset:
         except (RuntimeError, AssertionError, AttributeError, FileNotFoundError, TypeError, KeyError, ImportError) as error:
             raise ValueError(f"timm cannot open {name!r} under {root}: {error or 'not found'}") from None
         reader = getattr(self.data, "reader", self.data)
-        names = (
-            getattr(self.data, "classes", None) or getattr(reader, "class_to_idx", None) or range(int(self.labels.max()) + 1)
-        )
-        self.classes = tuple(map(str, names))
+        names = getattr(self.data, "classes", None) or getattr(reader, "class_to_idx", None)
+        self.classes = tuple(map(str, names)) if names else numbered_classes(self.labels, self.name)
 
     def read(self, index: int) -> Image.Image:
         if not hasattr(self.data, "reader"):
@@ -173,7 +171,7 @@ def _is_visible_picture(path: str) -> bool:
 def _warn_of_empty_classes(names: Sequence[str], present: set[int], split: str, where: Path) -> None:
     empty = [name for place, name in enumerate(names) if place not in present]
     if empty:
-        print(f"{where}: no picture for {split} of {', '.join(map(printable, empty[:5]))}", file=sys.stderr)
+        say_once(f"{where}: no picture for {split} of {', '.join(map(printable, empty[:5]))}")
 
 
 def _refuse_unknown_classes(where: Path, names: Sequence[str]) -> None:

@@ -19,10 +19,9 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import nn
 
-from tailprop.allocator import keep_freed_memory
 from tailprop.checks import check_at_least
 from tailprop.provenance import provenance
-from tailprop.studies.measuring import check_bench, print_table, time_in_turn, write_rows
+from tailprop.studies.measuring import check_bench, print_table, time_in_turn, use_cpu, write_rows
 
 PUBLISHED_VHEAT = "vHeat-T (published code)"
 
@@ -68,10 +67,10 @@ class Row:
 
 def run(options: Bench) -> None:
     options.check()
-    torch.set_num_threads(options.threads)
+    memory = use_cpu(options.threads)
     rows = [row for mode in options.modes for row in measure(options, mode)]
     where = provenance(options.device) | {"dtype": "float32", "batch": str(options.batch), "size_px": str(options.size_px)}
-    where["freed_memory"] = "kept" if keep_freed_memory() else "returned"
+    where["freed_memory"] = memory
     _print(rows, where)
     if options.out is not None:
         write_rows(options.out, [_figures(rows, row) for row in rows], where)

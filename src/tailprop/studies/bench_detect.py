@@ -20,7 +20,7 @@ from tailprop.config import ModelConfig
 from tailprop.cost import count_parameters
 from tailprop.detector import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.provenance import provenance
-from tailprop.studies.measuring import PictureCost, check_bench, peak_bytes, print_costs, time_in_turn, write_costs
+from tailprop.studies.measuring import PictureCost, check_bench, peak_bytes, print_costs, time_in_turn, use_cpu, write_costs
 
 PAPER_SIZE: Final = (800, 1280)  # height and width for which the paper counts
 SWIN: Final = "swin_tiny_patch4_window7_224"
@@ -75,7 +75,7 @@ class BenchDetect:
 
 def run(options: BenchDetect) -> None:
     options.check()
-    torch.set_num_threads(options.threads)
+    use_cpu(options.threads)
     costs = measure(options)
     where = provenance(options.device) | dict(dtype="float32", height=str(options.height), width=str(options.width))
     print_costs(costs, where)
@@ -147,7 +147,7 @@ def _memory(name: str, options: BenchDetect) -> float:
 
 
 def _use_memory(name: str, options: BenchDetect) -> float:
-    torch.set_num_threads(options.threads)
+    use_cpu(options.threads)
     model = build(name, options).to(options.device)
     with torch.inference_mode():
         model([_picture(options)])

@@ -16,7 +16,7 @@ from rich.table import Table
 from tailprop.checks import check_at_least, check_choice
 from tailprop.provenance import provenance
 from tailprop.restorer import RESTORERS, create_restorer
-from tailprop.studies.measuring import peak_bytes, print_table, write_rows
+from tailprop.studies.measuring import peak_bytes, print_table, use_cpu, write_rows
 
 __all__ = ["BenchRestore", "Cost", "run"]
 
@@ -77,7 +77,7 @@ def _settings(options: BenchRestore, name: str) -> dict[str, Any]:
 
 def measure(name: str, side: int, rounds: int, settings: dict[str, Any]) -> Cost:
     """The cost of restoring one square gray picture."""
-    torch.set_num_threads(1)
+    use_cpu(1)
     model = create_restorer(name, **settings).eval().to(memory_format=torch.channels_last)
     picture = torch.rand(1, 1, side, side)
     best = float("inf")

@@ -17,7 +17,7 @@ from tailprop.config import ModelConfig
 from tailprop.cost import count_parameters
 from tailprop.provenance import provenance
 from tailprop.segmenter import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
-from tailprop.studies.measuring import PictureCost, check_bench, print_costs, time_in_turn, write_costs
+from tailprop.studies.measuring import PictureCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
 
 SWIN: Final = "swin_tiny_patch4_window7_224"
 PAPER_GMACS: Final = {  # at 512x512
@@ -66,7 +66,7 @@ class BenchSegment:
 
 def run(options: BenchSegment) -> None:
     options.check()
-    torch.set_num_threads(options.threads)
+    use_cpu(options.threads)
     costs = measure(options)
     where = provenance(options.device) | dict(dtype="float32", height=str(options.height), width=str(options.width))
     print_costs(costs, where)

@@ -27,7 +27,7 @@ from tailprop.data.classify import Batch
 from tailprop.distributed import World
 from tailprop.optim import build_optimizer
 from tailprop.provenance import provenance
-from tailprop.studies.measuring import write_rows
+from tailprop.studies.measuring import use_cpu, write_rows
 from tailprop.tasks.classify import Classification, ClassifyConfig
 
 # Steps before a round is timed: batches the loader made ready during the round before must not count as made for nothing, nor
@@ -66,7 +66,7 @@ class LoaderBench:
 
 def run(options: LoaderBench) -> None:
     options.check()
-    torch.set_num_threads(options.threads)
+    use_cpu(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         root = options.data or write_photographs(Path(folder))
         rates = measure(options, root)
@@ -146,7 +146,8 @@ def write_photographs(root: Path, count: int = 2048, side: int = 128) -> Path:
         photo.crop((int(x), int(y), int(x) + side, int(y) + side)).save(buffer, "JPEG", quality=75)
         rows.append({"image": {"bytes": buffer.getvalue(), "path": None}, "label": k % len(photographs)})
     for split, part in (("train", rows), ("validation", rows[:64])):
-        pq.write_table(pa.Table.from_pylist(part), root / f"{split}-00000-of-00001.parquet")
+        path = root / f"{split}-00000-of-00001.parquet"
+        pq.write_table(pa.Table.from_pylist(part), path, compression="none", use_dictionary=False)  # as Hugging Face does
     return root
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from tailprop.allocator import keep_freed_memory
 from tailprop.checkpoint import write_atomically
 from tailprop.checks import check_model
 
@@ -27,6 +28,7 @@ __all__ = [
     "print_costs",
     "print_table",
     "time_in_turn",
+    "use_cpu",
     "write_costs",
     "write_rows",
 ]
@@ -39,6 +41,12 @@ def check_bench(models: Sequence[str], device: str) -> None:
         check_model(model)
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("no CUDA device is visible; use --device cpu")
+
+
+def use_cpu(threads: int) -> str:
+    """So many threads, and memory as every command has it; what becomes of freed memory, for the table."""
+    torch.set_num_threads(threads)
+    return "kept" if keep_freed_memory() else "returned"
 
 
 def time_in_turn(

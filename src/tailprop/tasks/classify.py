@@ -86,8 +86,11 @@ class Classification:
             len(train.labels), optim.batch, config.run.seed, world, optim.accumulate, optim.epochs, optim.epoch_steps
         )
         transforms = train_transforms(data, config.augment, in_chans)
-        pictures = Pictures(train, transforms, mode, replace_broken=True, keep_gb=data.keep_gb)
-        held_out = Pictures(validation, [eval_transform(data, config.augment, in_chans)], mode, keep_gb=data.keep_gb)
+        each = data.keep_gb / max(1, data.workers) / (len(train.labels) + len(validation.labels))  # of the pictures
+        pictures = Pictures(train, transforms, mode, replace_broken=True, keep_gb=each * len(train.labels))
+        held_out = Pictures(
+            validation, [eval_transform(data, config.augment, in_chans)], mode, keep_gb=each * len(validation.labels)
+        )
         eval_order = EvalOrder(len(validation.labels), optim.batch, world)
         self.train_loader = make_loader(pictures, self.order, collate, data.workers, world.device)
         self.eval_loader = make_loader(held_out, eval_order, collate, data.workers, world.device)
