@@ -82,6 +82,42 @@ def test_output_on_a_full_disk_is_said(unbuffered: str) -> None:
     assert process.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("DataLoader worker (pid(s) 12, 13) exited unexpectedly", "a loader process exited unexpectedly; give it"),
+        ("DataLoader worker (pid 12) is killed by signal: Bus error. It", "a loader process is killed by signal: Bus error; "),
+    ],
+)
+def test_a_loader_process_that_died_is_told(
+    words: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(tailprop_cli, "_run", fail)
+    assert tailprop_cli.main(["train", "digits"]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--optim.lr", "abc"], "--optim.lr: could not convert string to float: 'abc'"),
+        (["--run.precision", "fp8"], "invalid choice 'fp8' for argument '--run.precision'"),
+        (["--optim.epochs"], "Missing value for argument '--optim.epochs'"),
+    ],
+)
+def test_a_wrong_value_is_told_in_one_line(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tailprop_cli.main(["train", "digits", *args]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.endswith("; tailprop train digits --help explains\n")
+    assert err.count("\n") == 1
+
+
 def test_a_pipe_broken_elsewhere_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*_: object) -> int:
         raise BrokenPipeError(32, "Broken pipe", "socket")

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 
 import tailprop_cli
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
-from tailprop.data.classify import Finish, eval_transform, train_transforms
+from tailprop.data.classify import AugmentConfig, DataConfig, Finish, _operations, eval_transform, train_transforms
 from tailprop.optim import build_optimizer, build_schedule
 from tailprop.tasks import find_task
 from tailprop.tasks.classify import _mixup
@@ -84,6 +85,21 @@ def test_imagenet_augmentation_is_the_papers(size: str) -> None:
     mixup = _mixup(config.augment, 1000)
     assert mixup is not None
     assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.label_smoothing) == (0.8, 1.0, 0.1)
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5", "original", "v0", "augmix-m9-mstd0.5"])
+def test_no_operation_of_a_policy_fails_at_its_strongest(policy: str) -> None:
+    """With noise on it the magnitude reaches 10: timm then asks for 0 bits of a colour, which Pillow refuses."""
+    (transform,) = train_transforms(DataConfig(size_px=32), AugmentConfig(auto_augment=policy))
+    operations = [op for step in transform.transforms for op in _operations(step)]
+    assert any(op.name.startswith("Posterize") for op in operations)
+    picture = Image.new("RGB", (20, 20), (200, 150, 100))
+    for op in operations:
+        for op.magnitude in (0, 10):
+            op.prob, op.magnitude_std = 1.0, 0
+            assert op(picture).size == (20, 20)
+        if op.name == "PosterizeIncreasing":
+            assert op(picture).getextrema() == ((0, 0),) * 3
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import tailprop_cli
+from tailprop import checkpoint
 from tailprop.config import build
 from tailprop.distributed import World, agree_on_name, launch_name, together
 from tailprop.evaluate import Accuracy
@@ -23,7 +25,7 @@ from tailprop.runs import read_settings
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
 from tests.folders import folder_recipe, make_folder
-from tests.runs import assert_refused, last_row, launch, losses, settings, stop_and_go_on, write_recipe
+from tests.runs import TIMEOUT, assert_refused, last_row, launch, losses, settings, stop_and_go_on, write_recipe
 
 
 def names_agreed_on(store: Any, size: int) -> list[str]:
@@ -269,6 +271,33 @@ def test_ctrl_c_is_heard_at_once_and_a_second_one_stops(tmp_path: Path) -> None:
         assert any("Ctrl-C again stops at once" in line for line in child.stderr)  # the step still goes on
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=30) == 130
+
+
+def test_a_run_nobody_listens_to_still_saves_when_it_is_stopped(tmp_path: Path) -> None:
+    """As `tailprop train ... 2>&1 | tee log` and Ctrl-C, which ends tee first."""
+    recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 10000}), tmp_path / "run"
+    command = [sys.executable, "-m", "tailprop", "train", str(recipe), "--run.out", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        assert child.stdout.readline()
+        child.stdout.close()
+        before = wait_for_epochs(run, 2)  # said to nobody
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=60) == 130
+    payload = checkpoint.load(run / "last.pt")
+    assert payload["position"]["epoch"] >= before
+    assert payload["position"]["total"] == last_row(run)["step"]
+
+
+def wait_for_epochs(run: Path, count: int) -> int:
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        text = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
+        if (found := text.count('"kind": "epoch"')) >= count:
+            return found
+        time.sleep(0.1)
+    raise TimeoutError
 
 
 def test_the_confusion_drawn_is_that_of_the_exported_weights(

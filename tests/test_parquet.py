@@ -115,42 +115,101 @@ def test_a_snapshot_leaves_nothing_on_the_disk(tmp_path: Path, monkeypatch: pyte
     assert {path.name for path in tmp_path.iterdir()} == {"data"}
 
 
-def test_damage_within_a_shard_is_an_error_of_the_file(tmp_path: Path) -> None:
-    """Whatever bytes are spoilt, values are right or refused: never another exception, never beyond the file."""
-    path, rng = tmp_path / "a.parquet", random.Random(0)
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_damage_within_a_shard_is_an_error_of_the_file(compression: str, dictionary: bool, tmp_path: Path) -> None:
+    """Whatever byte is spoilt, values are read or refused: never another exception, never beyond the file."""
+    whole_file, rng = tmp_path / "a.parquet", random.Random(0)
+    how: dict[str, Any] = dict(compression=compression, use_dictionary=dictionary, data_page_size=2048, write_batch_size=10)
+    name = write(whole_file, values(60), **how)
+    whole = whole_file.read_bytes()
+    body = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # the footer stays, or the file is not opened
+    first = pq.read_metadata(whole_file).row_group(0).column(0)
+    header = first.dictionary_page_offset if dictionary else first.data_page_offset
+    places = [*(header + k for k in range(24) for _ in range(4)), *(rng.randrange(4, body) for _ in range(60))]
     refused = 0
-    for compression in ("none", "snappy"):
-        name = write(path, values(60), compression=compression, data_page_size=2048, write_batch_size=10)
-        whole = bytearray(path.read_bytes())
-        body = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # the footer stays, or the file is not opened
-        for trial in range(150):
-            spoilt = bytearray(whole)
-            spoilt[rng.randrange(4, body)] = rng.randrange(256)
-            path = tmp_path / f"{compression}{trial}.parquet"
-            path.write_bytes(spoilt)
-            column = BinaryColumn(path, name)
-            for row in range(len(column)):
-                try:
-                    column[row]
-                except OSError:
-                    refused += 1
-    assert refused > 100
+    for trial, place in enumerate(places):
+        spoilt = bytearray(whole)
+        spoilt[place] = rng.randrange(256)
+        path = tmp_path / f"{trial}.parquet"
+        path.write_bytes(spoilt)
+        column = BinaryColumn(path, name)
+        for row in range(0, len(column), 7):
+            try:
+                column[row]
+            except OSError:
+                refused += 1
+    assert refused > 30
 
 
-def test_spoilt_pages_are_broken_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = make_snapshot(tmp_path / "data", {"train": [0, 1] * 8, "validation": [0, 1] * 4}, shards=1, classes=2)
-    shard = root / "train-00000-of-00001.parquet"
-    table = pq.read_table(shard)
-    pq.write_table(table, shard, row_group_size=8, compression="none", use_dictionary=False)
+def spoil(shard: Path, group: int, columns: tuple[int, ...]) -> None:
+    """Damage the header of the first page of some columns of a row group."""
     data = bytearray(shard.read_bytes())
-    data[pq.read_metadata(shard).row_group(0).column(0).data_page_offset] = 255  # the header of the first page
+    for column in columns:
+        data[pq.read_metadata(shard).row_group(group).column(column).data_page_offset] = 255
     shard.write_bytes(data)
-    command = folder_recipe(tmp_path, root, source="parquet")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_spoilt_pages_are_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a hundred rows in a piece, with the names they had, and still there is enough to learn from."""
+    root = make_snapshot(tmp_path / "data", {"train": [0, 1] * 150, "validation": [0, 1] * 4}, shards=1, classes=2)
+    shard = root / "train-00000-of-00001.parquet"
+    pq.write_table(pq.read_table(shard), shard, row_group_size=100, compression="none", use_dictionary=False)
+    spoil(shard, 0, (0, 1))
+    command = [*folder_recipe(tmp_path, root, source="parquet", workers=workers), "--optim.batch", "50", "--optim.epochs", "1"]
     assert tailprop_cli.main(command) == 2
-    err = capsys.readouterr().err
+    err = capsys.readouterr().err.splitlines()[-1]
     assert "train-00000-of-00001.parquet row" in err
     assert "a page header is damaged" in err
     assert tailprop_cli.main([*command, "--data.on-broken", "skip", "--run.overwrite"]) == 0
+    assert "broken pictures left out" in capsys.readouterr().out
+
+
+def test_pages_before_the_damage_are_read(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.parquet", [bytes([i]) * 500 for i in range(40)]
+    how: dict[str, Any] = dict(compression="none", use_dictionary=False, data_page_size=2000, write_batch_size=4)
+    name = write(path, rows, struct=False, **how)
+    whole = BinaryColumn(path, name)
+    second, third = whole._index(whole.chunks[0])[1][1:3]
+    data = bytearray(path.read_bytes())
+    data[second.offset + second.size : third.offset] = b"\xff" * (third.offset - second.offset - second.size)
+    spoilt = tmp_path / "b.parquet"
+    spoilt.write_bytes(data)
+    column = BinaryColumn(spoilt, name)
+    assert bytes(column[3] or b"") == rows[3]
+    with pytest.raises(OSError, match=r"b.parquet ends before its row 39"):
+        column[39]
+
+
+def test_labels_that_cannot_be_used(tmp_path: Path) -> None:
+    shard = tmp_path / "train-00000-of-00001.parquet"
+    pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 2**31 - 1]}), shard)
+    with pytest.raises(ValueError, match=r"label 2147483647 of train-00000-of-00001.parquet row 1 is no number of a class"):
+        Parquet(tmp_path, "train")
+    pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 1]}), shard, use_dictionary=False)
+    spoil(shard, 0, (1,))
+    with pytest.raises(ValueError, match=r"train-00000-of-00001.parquet is damaged .*; download it again"):
+        Parquet(tmp_path, "train")
+    pq.write_table(pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}), shard)
+    with pytest.raises(ValueError, match="its shards are empty"):
+        Parquet(tmp_path, "train")
+
+
+def test_large_compressed_pieces_are_pointed_out_by_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = [jpeg(1) + random.Random(i).randbytes(600_000) for i in range(10)]
+    for compression, rank, said in (("none", "0", ""), ("snappy", "0", "--data.unpack"), ("snappy", "1", "")):
+        root = tmp_path / f"{compression}{rank}"
+        root.mkdir()
+        table = pa.table({"image": pictures, "label": [0] * 10})
+        pq.write_table(table, root / "train-00000-of-00001.parquet", compression=compression, use_dictionary=False)
+        monkeypatch.setenv("RANK", rank)
+        assert Parquet(root, "train").read(7).size == (40, 36)
+        err = capsys.readouterr().err
+        assert said in err
+        assert bool(said) == bool(err)
 
 
 def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import tyro
 from rich.console import Console
 
+import tailprop_cli
+from tailprop.checkpoint import save_weights
 from tailprop.commands import predict
 from tailprop.commands.predict import Guess, Predict, Prediction
 from tailprop.data.pictures import list_pictures
@@ -198,3 +201,17 @@ def test_what_is_not_there_is_named(
 def test_settings_that_cannot_work(checkpoint: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         predict.run(options(checkpoint, "a.png", **settings))
+
+
+def test_weights_with_notes_of_somebody_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no run's settings is no settings: the architecture is known all the same."""
+    save(noise(), tmp_path / "a.png")
+    model = timm.create_model("tailprop_pico", num_classes=len(CLASSES))
+    for text in ("[]", "{}", "not json", '{"model": {"name": "tailprop_pico"}, "data": 3}'):
+        notes = dict(architecture="tailprop_pico", classes="\n".join(CLASSES), settings=text)
+        save_weights(tmp_path / "w.safetensors", model, notes)
+        assert tailprop_cli.main(["predict", str(tmp_path / "w.safetensors"), str(tmp_path / "a.png"), "--format", "csv"]) == 0
+        assert any(name in capsys.readouterr().out for name in CLASSES)
+    save_weights(tmp_path / "w.safetensors", model, {})
+    assert tailprop_cli.main(["eval", str(tmp_path / "w.safetensors"), "--model", "nonsense", "--data.source", "digits"]) == 2
+    assert capsys.readouterr().err == "tailprop: timm has no model 'nonsense'; `tailprop models` lists ours\n"
