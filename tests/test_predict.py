@@ -211,7 +211,8 @@ def test_weights_with_notes_of_somebody_else(tmp_path: Path, capsys: pytest.Capt
         notes = dict(architecture="tailprop_pico", classes="\n".join(CLASSES), settings=text)
         save_weights(tmp_path / "w.safetensors", model, notes)
         assert tailprop_cli.main(["predict", str(tmp_path / "w.safetensors"), str(tmp_path / "a.png"), "--format", "csv"]) == 0
-        assert any(name in capsys.readouterr().out for name in CLASSES)
+        out = capsys.readouterr().out
+        assert any(name in out for name in CLASSES)
     save_weights(tmp_path / "w.safetensors", model, {})
     assert tailprop_cli.main(["eval", str(tmp_path / "w.safetensors"), "--model", "nonsense", "--data.source", "digits"]) == 2
     assert capsys.readouterr().err == "tailprop: timm has no model 'nonsense'; `tailprop models` lists ours\n"

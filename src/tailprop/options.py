@@ -35,8 +35,13 @@ def parse_options(kind: type[T], args: Sequence[str], prog: str, description: st
 def _sentence(framed: str) -> str:
     """The first part of what tyro says of a mistake, without the frame it draws around it."""
     lines = [line.strip().strip("│|").strip() for line in framed.strip().splitlines()[1:]]  # the first is the frame's title
-    body = itertools.takewhile(lambda line: line.strip("─-╰╯+"), lines)
+    inside = itertools.dropwhile(_is_rule, lines)  # on a terminal without such letters a rule is below the title
+    body = itertools.takewhile(lambda line: not _is_rule(line), inside)
     return " ".join(" ".join(body).split()).removesuffix(".")
+
+
+def _is_rule(line: str) -> bool:
+    return not line.strip("─-╭╮╰╯+ ")
 
 
 def option_names(kind: Any, prefix: str = "--") -> Iterator[str]:
