@@ -19,7 +19,7 @@ from tailprop import checkpoint
 from tailprop.load import load_classifier
 from tailprop.runs import RunFolder
 from tests.folders import folder_recipe, jpeg, make_folder, make_snapshot
-from tests.runs import launch, write_recipe
+from tests.runs import assert_refused, launch, write_recipe
 
 
 def test_own_pictures_from_a_checkpoint_with_another_class_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,12 +133,15 @@ def test_a_foreign_model_keeps_its_own_preparation(monkeypatch: pytest.MonkeyPat
 
 def test_failures_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = folder_recipe(tmp_path, make_folder(tmp_path / "pictures"))
-    assert tailprop_cli.main([*args, "--data.num-classes", "1"]) == 2
-    assert "label 1 of train/red/0.jpg (train) is outside the 1 classes" in capsys.readouterr().err
-    assert tailprop_cli.main([*args, "--optim.lr", "1e30", "--optim.epochs", "3"]) == 2
-    error = capsys.readouterr().err
-    assert "the loss or its gradient became nan in epoch" in error
-    assert error.count("\n") == 1
+    wrong = [*args, "--data.num-classes", "1"]
+    assert_refused(wrong, "label 1 of train/red/0.jpg (train) is outside the 1 classes", capsys)
+    assert_refused([*args, "--optim.lr", "1e30", "--optim.epochs", "3"], "the loss or its gradient became nan in epoch", capsys)
+    assert tailprop_cli.main([*args, "--run.overwrite"]) == 0
+    capsys.readouterr()
+    before = files_of(tmp_path / "run")
+    assert_refused([*wrong, "--run.overwrite"], "is outside the 1 classes", capsys)
+    assert_refused([*args, "--run.overwrite", "--data.root", str(tmp_path / "nowhere")], "no folder", capsys)
+    assert files_of(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("option", ["--out", "--confusion"])
@@ -293,19 +296,22 @@ def test_damaged_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         optim={"batch": 4},
     )
     command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
-    shard = root / "train-00001-of-00002.parquet"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-200])
-    assert tailprop_cli.main(command) == 2
-    assert "train-00001-of-00002.parquet is damaged" in capsys.readouterr().err
-    shard.unlink()
-    assert tailprop_cli.main(command) == 2
-    assert "holds 1 of 2 train shards" in capsys.readouterr().err
-    make_snapshot(root, {"train": [0, 1, 7, 1]}, classes=2)
-    assert tailprop_cli.main(command) == 2
-    error = capsys.readouterr().err
-    assert "label 7 of" in error
-    assert error.count("\n") == 1
+    assert tailprop_cli.main(command) == 0
+    capsys.readouterr()
+    before, shard = files_of(tmp_path / "run"), root / "train-00001-of-00002.parquet"
+    for option in ("--run.overwrite", "--run.resume"):
+        make_snapshot(root, {"train": [0, 1] * 4}, classes=2)
+        shard.write_bytes(shard.read_bytes()[:-200])
+        assert_refused([*command, option], "train-00001-of-00002.parquet is damaged", capsys)
+        shard.unlink()
+        assert_refused([*command, option], "holds 1 of 2 train shards", capsys)
+        make_snapshot(root, {"train": [0, 1, 7, 1]}, classes=2)
+        assert_refused([*command, option], "label 7 of", capsys)
+    assert files_of(tmp_path / "run") == before
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_imagenet_recipe_end_to_end_on_one_and_two_processes(tmp_path: Path) -> None:
