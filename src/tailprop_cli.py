@@ -41,9 +41,8 @@ def main(args: list[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     try:
         code = _guard(sys.argv[1:] if args is None else args)
-    except SystemExit:  # of help
-        _write_out()
-        raise
+    except SystemExit as stop:  # of help
+        raise SystemExit(_write_out() or stop.code) from None
     return _write_out() or code
 
 
@@ -151,7 +150,8 @@ def _has_lost_its_reader() -> bool:
 
 
 def _refuse(message: str) -> int:
-    print(f"tailprop: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody listens any more
+        print(f"tailprop: {message}", file=sys.stderr, flush=True)
     return 2
 
 

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import subprocess
 import sys
 
@@ -28,6 +27,4 @@ def test_kept_memory_is_not_fetched_again() -> None:
         env = os.environ | {"TAILPROP_KEEP_MEMORY": switch}
         return int(subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env=env).stdout)
 
-    pages = (40 << 20) // resource.getpagesize()
-    assert faults("0") > 5 * pages  # ten steps, and each fetched its large block anew
-    assert faults("") < pages
+    assert faults("") < faults("0") / 5  # ten steps, and each fetched its large block anew

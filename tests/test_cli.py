@@ -58,8 +58,10 @@ def test_a_full_gpu_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "not enough memory (2.50 GiB more were asked for); take a smaller batch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("args", [["--help"], ["models", "--help"], ["models"], ["train", "digits", "--help"]])
+@pytest.mark.parametrize(
+    ("args", "unbuffered"),
+    [(["--help"], ""), (["--help"], "1"), (["models"], ""), (["models"], "1"), (["train", "digits", "--help"], "")],
+)
 def test_a_reader_who_leaves_is_no_mistake(args: list[str], unbuffered: str) -> None:
     command, env = [sys.executable, "-m", "tailprop", *args], os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process:
@@ -71,9 +73,9 @@ def test_a_reader_who_leaves_is_no_mistake(args: list[str], unbuffered: str) -> 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_on_a_full_disk_is_said(unbuffered: str) -> None:
-    command, env = [sys.executable, "-m", "tailprop"], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+@pytest.mark.parametrize(("unbuffered", "args"), [("", []), ("1", []), ("", ["models", "--help"])])
+def test_output_on_a_full_disk_is_said(unbuffered: str, args: list[str]) -> None:
+    command, env = [sys.executable, "-m", "tailprop", *args], os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
         process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env)
     assert process.returncode == 2
@@ -116,6 +118,13 @@ def test_a_wrong_value_is_told_in_one_line(args: list[str], told: str, capsys: p
     assert told in err
     assert err.endswith("; tailprop train digits --help explains\n")
     assert err.count("\n") == 1
+
+
+def test_a_refusal_nobody_hears_is_one() -> None:
+    with subprocess.Popen([sys.executable, "-m", "tailprop", "nonsense"], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+    assert process.returncode == 2
 
 
 def test_a_pipe_broken_elsewhere_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,7 +137,7 @@ class Counted(Digits):
         return super().read(index)
 
 
-@pytest.mark.parametrize(("keep_gb", "again"), [(1.0, 1), (0.0, 12), (0.001, 12)])
+@pytest.mark.parametrize(("keep_gb", "again"), [(1.0, 1), (0.0, 12), (2e-5, 12)])
 def test_pictures_are_decoded_once_if_all_of_them_fit(keep_gb: float, again: int) -> None:
     config = AugmentConfig(auto_augment=None)
     source, plain = Counted(), Pictures(Counted(), train_transforms(DataConfig(size_px=32), config), "RGB")
@@ -147,6 +147,16 @@ def test_pictures_are_decoded_once_if_all_of_them_fit(keep_gb: float, again: int
             for ours, theirs in zip(kept[Key(index, seed)], plain[Key(index, seed)], strict=True):
                 assert ours == theirs if isinstance(ours, Broken) else torch.equal(ours[0], theirs[0])
     assert source.reads == 12 + again  # what is broken is tried each time
+
+
+def test_a_set_that_will_not_fit_is_given_up_early() -> None:
+    kept = Pictures(Digits("validation"), [lambda picture: picture.size], "RGB", keep_gb=2e-3)  # 3 MB are needed
+    sizes = []
+    for index in range(50):
+        kept[Key(index, 0)]
+        sizes.append(len(kept.kept))
+    assert max(sizes) == 31
+    assert sizes[-1] == 0
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])

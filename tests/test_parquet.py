@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import tailprop_cli
-from tailprop.data.parquet import Parquet
-from tailprop.data.parquet_pages import BinaryColumn, can_read
+from tailprop.data.parquet import Parquet, _paths
+from tailprop.data.parquet_pages import BinaryColumn, _mapped, _unpack, can_read
 from tests.folders import folder_recipe, jpeg, make_snapshot
 
 
@@ -137,9 +137,50 @@ def test_damage_within_a_shard_is_an_error_of_the_file(compression: str, diction
         for row in range(0, len(column), 7):
             try:
                 column[row]
-            except OSError:
+            except OSError as error:
+                assert error.errno is None  # not of the system
                 refused += 1
+    _mapped.cache_clear()
     assert refused > 30
+
+
+def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    for file, rows in ((path, [b"old"] * 5), (other, [b"new"] * 9)):
+        name = write(file, rows, struct=False)
+    assert bytes(BinaryColumn(path, name)[4] or b"") == b"old"
+    other.replace(path)
+    assert bytes(BinaryColumn(path, name)[4] or b"") == b"new"
+
+
+def test_a_dictionary_may_have_more_entries_than_a_group_has_rows(tmp_path: Path) -> None:
+    words = pa.DictionaryArray.from_arrays(pa.array([3, 19, 0, 7, 7, 11, 2]), pa.array([bytes([i]) * 30 for i in range(20)]))
+    pq.write_table(pa.table({"image": words}), tmp_path / "a.parquet", row_group_size=5)
+    assert_equal(tmp_path / "a.parquet", "image")
+
+
+def test_little_is_kept_of_what_was_unpacked(tmp_path: Path) -> None:
+    columns = []
+    for k in range(6):
+        name = write(tmp_path / f"{k}.parquet", values(40, seed=k), compression="snappy")
+        columns.append(BinaryColumn(tmp_path / f"{k}.parquet", name))
+    for column in columns:
+        column[0]
+    assert _unpack.cache_info().currsize <= 2
+
+
+def test_names_that_are_no_text_are_left_out(tmp_path: Path) -> None:
+    root = make_snapshot(tmp_path, {"train": [0, 1]}, shards=1, classes=2)
+    (shard,) = root.iterdir()
+    table = pq.read_table(shard)
+    field = table.schema.field("image")
+    cells = [{"bytes": jpeg(1), "path": "twelve bytes"}, {"bytes": jpeg(2), "path": None}]
+    table = table.set_column(0, field, pa.array(cells, field.type))
+    pq.write_table(table, shard, compression="none", use_dictionary=False, write_statistics=False)
+    assert Parquet(root, "train").name(0) == f"{shard.name} row 0 (twelve bytes)"
+    shard.write_bytes(shard.read_bytes().replace(b"twelve bytes", b"\xff" * 12))
+    _paths.cache_clear()
+    assert Parquet(root, "train").name(0) == f"{shard.name} row 0"
 
 
 def spoil(shard: Path, group: int, columns: tuple[int, ...]) -> None:
@@ -204,7 +245,7 @@ def test_large_compressed_pieces_are_pointed_out_by_one_process(
         root = tmp_path / f"{compression}{rank}"
         root.mkdir()
         table = pa.table({"image": pictures, "label": [0] * 10})
-        pq.write_table(table, root / "train-00000-of-00001.parquet", compression=compression, use_dictionary=False)
+        pq.write_table(table, root / "train-00000-of-00001.parquet", compression=compression)  # all of it in a dictionary
         monkeypatch.setenv("RANK", rank)
         assert Parquet(root, "train").read(7).size == (40, 36)
         err = capsys.readouterr().err

@@ -25,7 +25,10 @@ def keep_freed_memory() -> bool:
 
 def keep_some_freed_memory() -> bool:
     """The same within bounds, for loader processes: there are many of them, and they inherit what their parent has set."""
-    return _set((_MMAP_MAX, 65536), (_MMAP_THRESHOLD, _SOME), (_TRIM_THRESHOLD, 2 * _SOME), (_TOP_PAD, 1 << 17))
+    done = _set((_MMAP_MAX, 65536), (_MMAP_THRESHOLD, _SOME), (_TRIM_THRESHOLD, 2 * _SOME), (_TOP_PAD, 1 << 17))
+    if done:  # what the parent kept free is shared with it until it is used again, and would then be there twice
+        ctypes.CDLL(None).malloc_trim(0)
+    return done
 
 
 def _set(*settings: tuple[int, int]) -> bool:

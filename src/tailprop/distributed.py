@@ -5,7 +5,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -188,7 +188,8 @@ def _use_loopback_if_local() -> None:
 def say_once(text: str) -> None:
     """A note on standard error, of all processes by one."""
     if os.environ.get("RANK", "0") == "0":
-        print(text, file=sys.stderr)
+        with suppress(OSError):  # nobody listens any more
+            print(text, file=sys.stderr)
 
 
 def sum_over_processes(values: Tensor, device: torch.device) -> Tensor:

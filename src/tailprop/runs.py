@@ -237,7 +237,11 @@ def task_of(where: str) -> str | None:
 
 def portable(settings: dict[str, Any]) -> dict[str, Any]:
     """What weights carry with them: all but what belongs to one machine, its folders and how it ran."""
-    kept = {name: value for name, value in settings["data"].items() if name not in ("root", "train", "test", "cache")}
+    kept = {
+        name: value
+        for name, value in settings["data"].items()
+        if name not in ("root", "train", "test", "cache", "unpack", "keep_gb")
+    }
     data = {name: value for name, value in kept.items() if not (isinstance(value, str) and Path(value).is_absolute())}
     if data.get("classes") != "ade20k":  # a file on this machine; the weights name their classes themselves
         data.pop("classes", None)

@@ -45,6 +45,8 @@ class DataChoice:
     """A picture that cannot be read: skip and count it, or stop."""
     held_out: float | None = None
     """Share measured of a folder without a split; none = all of it, or in the run's own folder what it held out."""
+    unpack: bool | None = None
+    """Unpack parquet shards into a cache once instead of reading them in place."""
     cache: Path | None = None
     """Where parquet shards are unpacked, if they are; none = the cache of the datasets library."""
     download: bool | None = None

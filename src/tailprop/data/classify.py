@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _REPLACEMENTS = 16  # tried for a broken picture
+_SAMPLE = 32  # pictures from whose mean size that of all is told
 _OBJECT_BYTES = 1000  # of a decoded picture besides its pixels
 _INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest", "box", "random")
 _POLICIES = ("rand", "original", "v0", "augmix", "3a")
@@ -156,7 +157,7 @@ class Pictures(Examples):
         self, source: Source, transforms: Sequence[Any], mode: str, replace_broken: bool = False, keep_gb: float = 0.0
     ) -> None:
         self.source, self.transforms, self.mode, self.replace_broken = source, transforms, mode, replace_broken
-        self.room = keep_gb * 1e9  # bytes
+        self.room, self.taken = keep_gb * 1e9, 0  # bytes
         self.kept: dict[int, Image.Image] = {}
 
     def __len__(self) -> int:
@@ -175,6 +176,8 @@ class Pictures(Examples):
             picture = self._decode(index)
             with seeded(key.seed):
                 return transform(picture), int(self.source.labels[index]), key.seed
+        except MemoryError:  # that is the machine's fault
+            raise
         except Exception as error:  # a decoder trips over damage in many ways, and so may augmentation over odd pictures
             return Broken(self.source.name(index), reason_of(error))
 
@@ -183,12 +186,13 @@ class Pictures(Examples):
         if index in self.kept:
             return self.kept[index]
         picture = prepare(self.source.read(index), self.mode)
-        size = 4 * picture.width * picture.height + _OBJECT_BYTES
-        if self.room >= size * (len(self) - len(self.kept)):
+        if self.room > 0:
+            picture.info = {}  # colour profiles and notes may be larger than the picture
             self.kept[index] = picture
-            self.room -= size
-        else:
-            self.kept, self.room = {}, 0.0
+            self.taken += 4 * picture.width * picture.height + _OBJECT_BYTES
+            expected = self.taken / len(self.kept) * len(self) if len(self.kept) >= _SAMPLE else self.taken
+            if expected > self.room:
+                self.kept, self.room = {}, 0.0
         return picture
 
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -61,10 +62,11 @@ class Broken:
 
 def report(broken: Sequence[Broken]) -> None:
     """Name what is left out on standard error; of very many, the first."""
-    for item in broken[:_NAMED]:
-        print(f"left out, {item}", file=sys.stderr)
-    if len(broken) > _NAMED:
-        print(f"left out, {len(broken) - _NAMED} more", file=sys.stderr)
+    with suppress(OSError):  # nobody listens any more, which is no reason to stop
+        for item in broken[:_NAMED]:
+            print(f"left out, {item}", file=sys.stderr)
+        if len(broken) > _NAMED:
+            print(f"left out, {len(broken) - _NAMED} more", file=sys.stderr)
 
 
 class Damage(dict[str, str]):
@@ -86,7 +88,7 @@ class Damage(dict[str, str]):
 
 
 def require_full(batch: Any, size: int) -> None:
-    """Broken examples are replaced by their neighbours; a batch that is still short has too many of them."""
+    """Broken examples are replaced by others; a batch that is still short has too many of them."""
     if len(batch) < size:
         raise ValueError(f"too many broken pictures in a row, the last {batch.broken[-1]}; mend or remove them")
 

@@ -179,7 +179,7 @@ def _paths(shard: Path, image: str) -> list[str | None]:
             if f"{image}.path" not in names:
                 return []
             cells = file.read(columns=[f"{image}.path"]).column(image).to_pylist()
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
         return []
     return [cell and cell.get("path") for cell in cells]
 

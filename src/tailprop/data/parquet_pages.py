@@ -11,6 +11,7 @@ dictionary encoding, data pages of both versions, and the codecs of pyarrow. `ca
 """
 
 import mmap
+import resource
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -34,7 +35,16 @@ _CODECS: Final = {
 }
 _ENCODINGS: Final = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # levels among them
 _PLAIN, _INDEXED = 0, (2, 8)  # encodings of values
-_MAPS: Final = 512  # files kept open at a time; many systems allow 1024
+_MAPS: Final = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # files kept open at a time
+
+
+class File(NamedTuple):
+    """A file as it was found: one that is replaced is another."""
+
+    path: Path
+    inode: int
+    size: int
+    changed_ns: int
 
 
 class Chunk(NamedTuple):
@@ -67,6 +77,7 @@ class BinaryColumn:
         import pyarrow.parquet as pq
 
         self.path = path
+        self.file = File(path, *_identity(path))
         with pq.ParquetFile(path) as file:
             place = _place(file, name)
             self.depth = file.schema.column(place).max_definition_level
@@ -74,15 +85,14 @@ class BinaryColumn:
             self.chunks = [_chunk(group.column(place), group.num_rows) for group in groups]
         self.starts = _starts(chunk.rows for chunk in self.chunks)
         self.pages: dict[int, tuple[list[int], list[Page], Page | None]] = {}  # of the groups asked for so far
-        self.last: dict[int, memoryview] = {}  # unpacked, by its place in the file: whoever reads in order needs it again
         self.layouts: dict[tuple[int, int], Layout] = {}  # of the pages asked for so far, by group and number
 
     def cost(self) -> int:
         """Bytes that are unpacked for a value of the first row group; a look at its headers."""
         if not self.chunks or self.chunks[0].codec is None:
             return 0
-        _, pages, _ = self._index(self.chunks[0])
-        return max((page.unpacked_size for page in pages), default=0)
+        _, pages, dictionary = self._index(self.chunks[0])
+        return max((page.unpacked_size for page in pages), default=0) + (dictionary.unpacked_size if dictionary else 0)
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -104,7 +114,7 @@ class BinaryColumn:
         """First rows of the data pages, the pages, and the dictionary if there is one."""
         pages: list[Page] = []
         try:
-            for page in _pages(_mapped(self.path), chunk):
+            for page in _pages(_mapped(self.file), chunk):
                 pages.append(page)  # one by one: those before the damage are good
         except OSError:
             if not pages:
@@ -115,7 +125,7 @@ class BinaryColumn:
     def _value(
         self, key: tuple[int, int], page: Page, dictionary: Page | None, row: int, codec: str | None
     ) -> memoryview | None:
-        body = self._unpack(page, codec)
+        body = _body(self.file, page, codec)
         if key not in self.layouts:
             self.layouts[key] = _lay_out(body, page, self.depth)
         layout = self.layouts[key]
@@ -127,18 +137,10 @@ class BinaryColumn:
         if dictionary is None:
             raise OSError(f"{self.path.name} lacks a dictionary")
         entries = (key[0], -1)
-        body = self._unpack(dictionary, codec)
+        body = _body(self.file, dictionary, codec)
         if entries not in self.layouts:
             self.layouts[entries] = Layout(None, _walk(body, 0, dictionary.rows), None)
         return self._cut(self.layouts[entries], body, int(layout.indices[place]))
-
-    def _unpack(self, page: Page, codec: str | None) -> memoryview:
-        if codec is None or not page.is_packed:
-            return _unpack(_mapped(self.path), page, codec)
-        if page.offset not in self.last:
-            kept = list(self.last.items())[-1:]  # a page and its dictionary
-            self.last = {**dict(kept), page.offset: _unpack(_mapped(self.path), page, codec)}
-        return self.last[page.offset]
 
     def _cut(self, layout: Layout, body: memoryview, place: int) -> memoryview:
         if place + 1 >= len(layout.ends):
@@ -180,10 +182,15 @@ def _starts(sizes: Iterator[int]) -> list[int]:
     return starts
 
 
+def _identity(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 @lru_cache(_MAPS)
-def _mapped(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+def _mapped(file: File) -> memoryview:
+    with file.path.open("rb") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _pages(file: memoryview, chunk: Chunk) -> Iterator[Page]:
@@ -200,20 +207,28 @@ def _pages(file: memoryview, chunk: Chunk) -> Iterator[Page]:
 
 def _fits(page: Page, chunk: Chunk) -> bool:
     """Whether a page promises no more than its column has: memory is made ready for what it says."""
-    return (
-        page.size >= 0 and 0 <= page.rows <= chunk.rows and 0 <= (page.levels or 0) <= page.unpacked_size <= chunk.unpacked_size
-    )
+    sizes_fit = page.size >= 0 and 0 <= (page.levels or 0) <= page.unpacked_size <= chunk.unpacked_size
+    most = page.unpacked_size // 4 if page.kind == DICTIONARY else chunk.rows  # entries may be more than rows
+    return sizes_fit and 0 <= page.rows <= most
 
 
-def _unpack(file: memoryview, page: Page, codec: str | None) -> memoryview:
-    body = file[page.offset : page.offset + page.size]
+def _body(file: File, page: Page, codec: str | None) -> memoryview:
     if codec is None or not page.is_packed:
-        return body
+        return _mapped(file)[page.offset : page.offset + page.size]
+    return _unpack(file, page, codec)
+
+
+@lru_cache(2)  # a page and its dictionary: whoever reads in order needs them again
+def _unpack(file: File, page: Page, codec: str) -> memoryview:
     import pyarrow as pa
+
+    body = _mapped(file)[page.offset : page.offset + page.size]
 
     bare = page.levels or 0
     try:
         unpacked = memoryview(pa.decompress(body[bare:], page.unpacked_size - bare, codec=codec)).cast("B")  # of signed bytes
+    except MemoryError:  # Arrow's is one of its own kind, too
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise OSError(f"a page cannot be unpacked: {' '.join(str(error).split())}") from None
     if bare == 0:
