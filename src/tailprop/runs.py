@@ -47,6 +47,7 @@ _FREE = {
     "log_every",
     "tensorboard",
 }
+_OF_A_MACHINE = {"root", "train", "test", "cache", "unpack", "keep_gb"}  # of the data: no business of the weights
 _FREE_OF_DATA = {"workers", "root", "cache", "download", "unpack", "keep_gb"}
 
 
@@ -237,11 +238,7 @@ def task_of(where: str) -> str | None:
 
 def portable(settings: dict[str, Any]) -> dict[str, Any]:
     """What weights carry with them: all but what belongs to one machine, its folders and how it ran."""
-    kept = {
-        name: value
-        for name, value in settings["data"].items()
-        if name not in ("root", "train", "test", "cache", "unpack", "keep_gb")
-    }
+    kept = {name: value for name, value in settings["data"].items() if name not in _OF_A_MACHINE}
     data = {name: value for name, value in kept.items() if not (isinstance(value, str) and Path(value).is_absolute())}
     if data.get("classes") != "ade20k":  # a file on this machine; the weights name their classes themselves
         data.pop("classes", None)
