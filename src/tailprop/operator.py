@@ -298,9 +298,9 @@ class TailPropagation(nn.Module):
     def weights(self, x: Tensor) -> Tensor | None:
         """Mixing weights for a batch: (B, K, C), (K, C), or None for equal shares."""
         if self.gate_mlp is not None:
-            return _shares(self.gate_mlp(x), dim=1)
+            return _shares(self.gate_mlp(x), 1, len(self.orders))
         if self.gate_logits is not None:
-            return _shares(self.gate_logits, dim=0)
+            return _shares(self.gate_logits, 0, len(self.orders))
         return None
 
     def stable_orders(self, x: Tensor) -> Tensor | tuple[float, ...]:
@@ -356,10 +356,10 @@ def at_least_float32(v: Tensor) -> Tensor:
     return v.to(torch.promote_types(v.dtype, torch.float32))
 
 
-def _shares(logits: Tensor, dim: int) -> Tensor:
+def _shares(logits: Tensor, dim: int, num_orders: int) -> Tensor:
     """Softmax over K orders of K - 1 logits, the last being 0: for two orders exactly sigmoid and its complement."""
     logits = at_least_float32(logits)
-    if logits.shape[dim] == 1:
+    if num_orders == 2:
         first = torch.sigmoid(logits)  # a softmax over pairs takes many times as long
         return torch.cat([first, 1 - first], dim=dim)
     return torch.softmax(F.pad(logits.movedim(dim, -1), (0, 1)), dim=-1).movedim(-1, dim)
