@@ -2,7 +2,7 @@
 
 The C library of Linux hands large blocks back to the system as soon as they are free, and gets them again, page by page and
 filled with zeros, for the next activation of the same size. A training step does that a few hundred times, each time with the
-sizes of the step before it, so keeping them costs little memory and saves the fetching (results/allocator.csv).
+sizes of the step before it, so keeping them costs little memory and saves the fetching.
 """
 
 import ctypes
