@@ -1,7 +1,7 @@
 """Training's crop where nothing else is done to a picture: timm's, pixel for pixel, by a shorter way.
 
-Around the crop of a small picture timm's and torchvision's steps spend more time on checks of types and sizes, for every picture
-anew, than on the picture. On a CPU that is time the model does not get.
+Around the crop of a small picture timm's and torchvision's steps spend more time on checks of types and sizes, for every
+picture anew, than on the picture. On a CPU that is time the model does not get.
 """
 
 import random
