@@ -1,7 +1,8 @@
 """`tailprop loader`: does the loader keep up with training?
 
 The same steps run in turn on batches that are in memory already and on batches that the loader makes from JPEG files, with the
-augmentation of the Imagenette recipe; the ratio of the two rates is what loading costs.
+augmentation of the Imagenette recipe; the ratio of the two rates is what loading costs. A set as small as this one is decoded
+once and kept, unless told otherwise (`--data.keep-gb`); both are measured.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from torch import nn
 
 from tailprop.checks import check_at_least, check_model
 from tailprop.config import build, find_recipe, read_recipe
-from tailprop.data.classify import Batch
+from tailprop.data.classify import Batch, DataConfig
 from tailprop.distributed import World
 from tailprop.optim import build_optimizer
 from tailprop.provenance import provenance
@@ -82,12 +83,17 @@ def run(options: LoaderBench) -> None:
 
 def measure(options: LoaderBench, root: Path) -> dict[str, list[float]]:
     """Images per second of each round, by kind."""
-    task = Classification(_config(options, root), World(0, 1, torch.device("cpu")))
+    world = World(0, 1, torch.device("cpu"))
+    task = Classification(_config(options, root, keep_gb=0.0), world)
     model = task.build_model().train()
     optimizer = build_optimizer(model, 0.05)
-    from_files = _endless(task)
+    from_files, decoded_once = _endless(task), _endless(Classification(_config(options, root), world))
     ready = [next(from_files) for _ in range(2)]
-    kinds: dict[str, Iterator[Batch]] = {"in memory": itertools.cycle(ready), "from JPEG files": from_files}
+    kinds: dict[str, Iterator[Batch]] = {
+        "in memory": itertools.cycle(ready),
+        "from JPEG files": from_files,
+        "from JPEG files, decoded once": itertools.chain(_once(decoded_once, task.order.steps), decoded_once),
+    }
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for index in track(range(options.rounds + 1), description="rounds", transient=True):
         for kind, batches in kinds.items():
@@ -110,7 +116,14 @@ def _endless(task: Classification) -> Iterator[Batch]:
     return itertools.chain.from_iterable(task.batches(epoch, 0) for epoch in itertools.count())
 
 
-def _config(options: LoaderBench, root: Path) -> ClassifyConfig:
+def _once(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
+    """Nothing, after an epoch of batches was made: from the second on, the pictures are kept (--data.keep-gb)."""
+    for _ in itertools.islice(batches, count):
+        pass
+    return iter(())
+
+
+def _config(options: LoaderBench, root: Path, keep_gb: float = DataConfig.keep_gb) -> ClassifyConfig:
     config = build(ClassifyConfig, read_recipe(find_recipe("imagenette")))
     return dataclasses.replace(
         config,
@@ -122,7 +135,7 @@ def _config(options: LoaderBench, root: Path) -> ClassifyConfig:
             train_px=(),
             resize_px=None,
             workers=options.workers,
-            keep_gb=0.0,  # what is measured is reading
+            keep_gb=keep_gb,
         ),
         optim=dataclasses.replace(config.optim, batch=options.batch),
     )
