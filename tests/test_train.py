@@ -95,3 +95,13 @@ def test_scale_study_writes_rows_with_their_origin(tmp_path: Path) -> None:
     assert control["scales"] == ""
     assert len(row["scales"].split()) == 10
     assert row["torch"] == torch.__version__
+
+
+def test_the_loader_study_measures_three_kinds_of_batches(tmp_path: Path) -> None:
+    write_snapshot(tmp_path)
+    out = tmp_path / "loader.csv"
+    args = ["--data", str(tmp_path), "--model", "tailprop_pico", "--size-px", "32", "--batch", "4", "--threads", "1"]
+    assert tailprop_cli.main(["loader", *args, "--steps", "1", "--rounds", "1", "--workers", "0", "--out", str(out)]) == 0
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [row["batches"] for row in rows] == ["in memory", "from JPEG files", "from JPEG files, decoded once"]
+    assert all(float(row["img_per_s_median"]) > 0 for row in rows)
