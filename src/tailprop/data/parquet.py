@@ -85,7 +85,7 @@ class Parquet:
             try:
                 chunks += pq.read_table(shard, columns=[name]).column(name).chunks
             except (pa.ArrowException, OSError) as error:
-                raise ValueError(f"{shard} is damaged ({str(error).splitlines()[0]}); download it again") from None
+                raise _damaged(shard, error) from None
         labels = pa.chunked_array(chunks, pq.read_schema(self.shards[0]).field(name).type)
         if not pa.types.is_integer(labels.type):
             raise ValueError(
@@ -139,11 +139,15 @@ def _check_shards(shards: Sequence[Path]) -> list[Any]:
         try:
             schemas.append(pq.read_schema(shard))
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{shard} is damaged ({str(error).splitlines()[0]}); download it again") from None
+            raise _damaged(shard, error) from None
     count = shards[0].stem.rpartition("-of-")[2]
     if count.isdigit() and int(count) != len(shards):
         raise ValueError(f"{shards[0].parent} holds {len(shards)} of {int(count)} {shards[0].name.split('-')[0]} shards")
     return schemas
+
+
+def _damaged(shard: Path, error: Exception) -> ValueError:
+    return ValueError(f"{shard} is damaged ({str(error).splitlines()[0]}); download it again")
 
 
 def _columns(schemas: Sequence[Any], shards: Sequence[Path]) -> tuple[str, str]:

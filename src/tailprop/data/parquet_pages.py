@@ -35,7 +35,8 @@ _CODECS: Final = {
 }
 _ENCODINGS: Final = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # levels among them
 _PLAIN, _INDEXED = 0, (2, 8)  # encodings of values
-_MAPS: Final = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # files kept open at a time
+_ALLOWED = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+_MAPS: Final = 512 if _ALLOWED == resource.RLIM_INFINITY else min(512, _ALLOWED // 2)  # files kept open at a time
 
 
 class File(NamedTuple):

@@ -89,10 +89,12 @@ def measure(options: LoaderBench, root: Path) -> dict[str, list[float]]:
     optimizer = build_optimizer(model, 0.05)
     from_files, decoded_once = _endless(task), _endless(Classification(_config(options, root), world))
     ready = [next(from_files) for _ in range(2)]
+    for _ in itertools.islice(decoded_once, task.order.steps):  # the epoch that decodes
+        pass
     kinds: dict[str, Iterator[Batch]] = {
         "in memory": itertools.cycle(ready),
         "from JPEG files": from_files,
-        "from JPEG files, decoded once": itertools.chain(_once(decoded_once, task.order.steps), decoded_once),
+        "from JPEG files, decoded once": decoded_once,
     }
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for index in track(range(options.rounds + 1), description="rounds", transient=True):
@@ -114,13 +116,6 @@ def _train(task: Classification, model: nn.Module, optimizer: torch.optim.Optimi
 
 def _endless(task: Classification) -> Iterator[Batch]:
     return itertools.chain.from_iterable(task.batches(epoch, 0) for epoch in itertools.count())
-
-
-def _once(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-    """Nothing, after an epoch of batches was made: from the second on, the pictures are kept (--data.keep-gb)."""
-    for _ in itertools.islice(batches, count):
-        pass
-    return iter(())
 
 
 def _config(options: LoaderBench, root: Path, keep_gb: float = DataConfig.keep_gb) -> ClassifyConfig:
