@@ -1,4 +1,6 @@
-"""Shared by all tests: one thread each, so that two workers share two cores; a fresh seed for every test."""
+"""Shared by all tests: one thread each, so that two workers share two cores; a fresh seed for every test;
+tables as wide as the program itself makes them, without colour.
+"""
 
 from collections.abc import Iterator
 
@@ -13,6 +15,12 @@ def _seeded() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 SIZES = [(1, 1), (1, 5), (2, 3), (7, 7), (8, 8), (13, 56), (56, 56), (33, 100), (257, 130)]

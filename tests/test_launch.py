@@ -112,21 +112,33 @@ def test_a_lost_process_is_said_and_other_errors_are_kept(monkeypatch: pytest.Mo
         raise RuntimeError("ours")
 
 
-def trained(tmp_path: Path, name: str, *extra: str, **changes: dict[str, Any]) -> dict[str, Tensor]:
-    recipe = write_recipe(tmp_path / f"{name}.yaml", optim={"epochs": 1, "batch": 200}, **changes)
+def trained(tmp_path: Path, name: str, *extra: str, epochs: int = 1, **changes: dict[str, Any]) -> dict[str, Tensor]:
+    recipe = write_recipe(tmp_path / f"{name}.yaml", optim={"epochs": epochs, "batch": 200}, **changes)
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / name), *extra]) == 0
     return torch.load(tmp_path / name / "last.pt", weights_only=True)["model"]
 
 
-def test_switches_of_memory_and_speed_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switches_of_memory_change_nothing(tmp_path: Path) -> None:
     plain = trained(tmp_path, "plain")
     saved = trained(tmp_path, "saved", "--run.grad-checkpointing", "--run.check-gradients")
     assert all(torch.equal(saved[name], value) for name, value in plain.items())
+
+
+def test_compiled_for_each_size_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def eager(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:  # C++ code would take a minute
+        sizes.extend(x.shape[-2:] for x in inputs if isinstance(x, Tensor) and x.shape[1:-2] == (1,) and len(x) == 200)
+        assert not any(isinstance(x, torch.SymInt) for x in inputs)  # a size left open, which inductor cannot train
+        return graph
+
     whole = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self: whole(self, backend="eager"))  # C++ code would take a minute
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: whole(self, backend=eager, **options))
     straight: dict[str, Any] = {"drop_path": 0.0}  # a captured graph draws its dropped branches otherwise
-    trained(tmp_path, "eager", model=straight)
-    trained(tmp_path, "compiled", "--run.compile", model=straight)
+    grows: dict[str, Any] = {"model": straight, "data": {"train_px": [32, 40], "size_px": 40}}
+    trained(tmp_path, "eager", epochs=2, **grows)
+    trained(tmp_path, "compiled", "--run.compile", epochs=2, **grows)
+    assert sizes == [(32, 32), (40, 40)]
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), abs=1e-4)
 
 

@@ -26,12 +26,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_run(tmp_path_factory.mktemp("run"))
 
 
-@pytest.fixture(autouse=True)
-def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FORCE_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 # ---- the answer
 
 

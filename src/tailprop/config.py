@@ -128,7 +128,7 @@ class RunConfig:
     ema: float = 0.0
     """Decay of an exponential moving average of the weights, which is then evaluated; 0 = none."""
     compile: bool = False
-    """torch.compile the model."""
+    """torch.compile the model, anew for each size of its input."""
     grad_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     check_gradients: bool = False

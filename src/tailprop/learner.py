@@ -33,7 +33,8 @@ class Learner:
         self.optimizer = build_optimizer(self.model, optim.weight_decay, optim.scale_lr, optim.betas, optim.matrix_lr)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
         if run.compile:
-            self.model.compile()
+            # A graph for each size: PyTorch 2.14 cannot make the backward pass of one for all sizes (its issue 185510).
+            self.model.compile(dynamic=False)
         self.wrapped: nn.Module = self.model if self.alone else self._share(self.model)
 
     def _share(self, model: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ goes through the `datasets` library, which unpacks it once into a cache of its o
 
 import io
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -16,14 +16,13 @@ import numpy as np
 from PIL import Image
 
 from tailprop.data.parquet_pages import BinaryColumn, can_read
+from tailprop.data.splits import SPLITS, existing_folder, numbered_classes
 from tailprop.distributed import say_once
 
-__all__ = ["SPLITS", "Parquet", "existing_folder", "numbered_classes"]
+__all__ = ["Parquet"]
 
-SPLITS: Final = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "test")}
 _IMAGES: Final = ("image", "img", "jpg")
 _COSTLY: Final = 4 << 20  # bytes to be unpacked for a single picture
-_MOST_CLASSES: Final = 1_000_000
 _LABELS: Final = ("label", "labels", "fine_label", "cls")
 
 
@@ -114,12 +113,6 @@ class Parquet:
         return f"{shard.name} row {row}" + (f" ({path})" if path else "")
 
 
-def existing_folder(root: Path) -> Path:
-    if not root.is_dir():
-        raise ValueError(f"no folder {root}; give the root of the data with --data.root")
-    return root
-
-
 def _find_shards(root: Path, split: str) -> list[Path]:
     for folder in (root, root / "data"):
         for name in SPLITS[split]:
@@ -186,14 +179,6 @@ def _paths(shard: Path, image: str) -> list[str | None]:
     except (pa.ArrowException, OSError, UnicodeDecodeError):
         return []
     return [cell and cell.get("path") for cell in cells]
-
-
-def numbered_classes(labels: np.ndarray, name: Callable[[int], str]) -> tuple[str, ...]:
-    """Numbers in place of names, as many as the labels ask for."""
-    count = int(labels.max(initial=-1)) + 1
-    if count > _MOST_CLASSES:
-        raise ValueError(f"label {count - 1} of {name(int(labels.argmax()))} is no number of a class; mend the labels")
-    return tuple(map(str, range(count)))
 
 
 def _unpack(shards: Sequence[Path], image: str, split: str, cache: Path | None) -> list[Encoded]:

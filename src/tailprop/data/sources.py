@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from tailprop.data.parquet import SPLITS, Parquet, existing_folder, numbered_classes
+from tailprop.data.parquet import Parquet
 from tailprop.data.pictures import is_picture, printable
+from tailprop.data.splits import SPLITS, existing_folder, numbered_classes
 from tailprop.distributed import say_once
 
 __all__ = ["SPLITS", "Digits", "Folder", "Parquet", "Source", "TimmDataset", "check_labels", "split_hash", "tell_apart"]
