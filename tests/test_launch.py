@@ -125,7 +125,7 @@ def test_switches_of_memory_change_nothing(tmp_path: Path) -> None:
 
 
 def test_compiled_for_each_size_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
+    sizes: list[torch.Size] = []
 
     def eager(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:  # C++ code would take a minute
         sizes.extend(x.shape[-2:] for x in inputs if isinstance(x, Tensor) and x.shape[1:-2] == (1,) and len(x) == 200)
