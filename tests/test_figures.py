@@ -20,6 +20,11 @@ def test_the_confusion_of_many_classes_is_one_picture(tmp_path: Path) -> None:
     assert darkness[200:1240, 100:1400].max(1).min() > 50  # in every row the diagonal can be seen
 
 
+def test_a_letter_the_font_lacks_is_no_warning(tmp_path: Path) -> None:
+    draw_confusion(torch.eye(2, dtype=torch.int64), ["cat", "\N{DOG}"], tmp_path / "c.png")
+    assert (tmp_path / "c.png").exists()
+
+
 def test_a_confusion_of_too_many_classes_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Pictures of a run: learning curves, confusion, restored pictures."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,7 +54,9 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
     right = counts.diagonal().sum().item() / max(1, counts.sum().item())
     labels = ("predicted", "true") if few else ("predicted, by its number", "true class, by its number")
     axes.set(xlabel=labels[0], ylabel=labels[1], title=f"{100 * right:.1f} % of {counts.sum().item()} right")
-    figure.savefig(path, dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a letter the font lacks is drawn as a box
+        figure.savefig(path, dpi=120)
 
 
 def _write_counts(axes: Axes, counts: Tensor, share: Tensor, names: Sequence[str]) -> None:

@@ -48,7 +48,7 @@ _FREE = {
     "tensorboard",
 }
 _OF_A_MACHINE = {"root", "train", "test", "cache", "unpack", "keep_gb"}  # of the data: no business of the weights
-_FREE_OF_DATA = {"workers", "root", "cache", "download", "unpack", "keep_gb"}
+_FREE_OF_DATA = {"workers", "root", "cache", "download", "unpack", "keep_gb", "on_broken"}
 
 
 class RunFolder:
@@ -79,7 +79,10 @@ class RunFolder:
 
     def begin(self, settings: dict[str, Any], overwrite: bool, launch: str = "") -> None:
         """Make the folder ready. Called when everything else is: a mistake in the settings must not cost the old run."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from None
         self.hold()
         for path in self._ours():
             path.with_name(path.name + checkpoint.PART).unlink(missing_ok=True)  # half written by a process that died
@@ -89,6 +92,9 @@ class RunFolder:
             checkpoint.write_atomically(self.launch, lambda part: part.write_text(launch))
         checkpoint.write_atomically(self.config, lambda part: part.write_text(yaml.safe_dump(settings, sort_keys=False)))
 
+    def _unusable(self, error: OSError) -> ValueError:
+        return ValueError(f"cannot write into the run folder {self.path} ({error.strerror}); change --run.out")
+
     def hold(self) -> None:
         """Keep other processes from training here, until this one lets go or dies.
 
@@ -96,7 +102,10 @@ class RunFolder:
         """
         if fcntl is None or self._locked is not None:
             return
-        file = self.lock.open("a")
+        try:
+            file = self.lock.open("a")
+        except OSError as error:
+            raise self._unusable(error) from None
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -164,10 +164,14 @@ class Trainer:
             return
         loss = float(self.pending)
         if not math.isfinite(loss):
+            if self.folder.last.exists():
+                advice = "earlier checkpoints are intact: start anew from their weights (--model.init, another --run.out)"
+            else:
+                advice = "there is no checkpoint yet: start again (--run.overwrite)"
             raise ValueError(
                 f"the loss or its gradient became {loss} in epoch {self.at.epoch + 1}, step {self.at.step}"
-                f"{'' if steps == 1 else f' or the {steps - 1} before'}; earlier checkpoints are intact: look at the data "
-                "there, or start anew from their weights with a lower --optim.lr (--model.init, another --run.out)"
+                f"{'' if steps == 1 else f' or the {steps - 1} before'}; {advice} with a lower --optim.lr, or look at the "
+                "data there"
             )
         if self.learner.overflows:
             raise ValueError(
@@ -326,6 +330,8 @@ class Trainer:
         if self.at.epoch < self.optim.epochs or self.at.pending is not None:  # a finished run has nothing to add
             self.folder.write_manifest(self._manifest())
         d = self.description
+        classes = f"{d['classes']} classes; " if "classes" in d else ""
+        print(f"{classes}pictures: {', '.join(f'{count} {split}' for split, count in d['examples'].items())}")
         print(
             f"{d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; {self.task.order.steps} steps in an "
             f"epoch, {self.optim.epochs} epochs, peak rate {self.schedule.lr:.2g}; {self.folder.path}"

@@ -75,9 +75,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:  # damage makes an unpickler trip in many ways: struct.error, AssertionError, TypeError
-        raise ValueError(
-            f"{path} is damaged, or holds more than weights and was not executed ({_first_line(error)})"
-        ) from error
+        raise ValueError(f"{path} is damaged, or holds more than weights and was not executed ({_reason(error)})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no state dict")
     return content
@@ -94,8 +92,14 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _reason(error: Exception) -> str:
+    """Why it cannot be read, without PyTorch's advice to execute what is in it."""
+    text = str(error).strip()
+    if asked := re.search(r"GLOBAL (\S+) (?:was not|whose module)", text):
+        return f"it asks for {asked[1]}"
+    if "Weights only load failed" in text:
+        return "no pickle of weights"
+    return re.split(r"\. |\n", text)[0] or type(error).__name__
 
 
 def warm_start(model: nn.Module, source: Mapping[str, Tensor] | str | Path) -> WarmStartReport:

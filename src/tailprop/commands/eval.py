@@ -125,7 +125,7 @@ def align_classes(source: Source, known: tuple[str, ...]) -> None:
     elif len(names) != len(known):
         raise ValueError(
             f"the data has {len(names)} classes, among them {strange[0]!r}, and the model knows {len(known)} others "
-            f"({', '.join(known[:3])}, ...)"
+            f"({', '.join(known[:3])}{', ...' if len(known) > 3 else ''})"
         )
     elif len(strange) < len(names):
         raise ValueError(

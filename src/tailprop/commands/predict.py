@@ -211,6 +211,7 @@ def _write(predictions: Sequence[Prediction], options: Predict) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     content = text.encode("utf-8", "surrogateescape")  # file names byte for byte as the system has them
     write_atomically(options.out, lambda part: part.write_bytes(content))
+    print(f"{options.out}: {len(predictions)} {'picture' if len(predictions) == 1 else 'pictures'}")
 
 
 def _render(predictions: Sequence[Prediction], written_as: Literal["table", "csv", "json"], console: Console) -> str:

@@ -44,7 +44,7 @@ def run(config: Any) -> None:
         try:
             train(config, world)
         except Interrupted as stop:
-            raise Interrupted(f"{stop}; go on with --run.resume", stop.number) from None
+            raise Interrupted(f"{stop}; to go on repeat the command with --run.resume", stop.number) from None
 
 
 def _go_on(config: Any, world: World) -> Any:

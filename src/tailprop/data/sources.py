@@ -56,7 +56,8 @@ class Folder:
             chosen = _hold_out(pictures, root, held_out)
             pictures = [p for p in pictures if (p[0] in chosen) == (split != "train")]
         if not pictures:
-            raise ValueError(f"no pictures for {split} under {where or root}")
+            hint = "; give more of them, a larger --data.held-out, or folders train and val" if where is None else ""
+            raise ValueError(f"no pictures for {split} under {where or root}{hint}")
         _warn_of_empty_classes(names, {label for _, label in pictures}, split, where or root)
         self.classes = tuple(names)
         self.paths = [Path(path) for path, _ in pictures]

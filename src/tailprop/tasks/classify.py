@@ -77,6 +77,11 @@ class Classification:
         train, validation = open_source(data, "train"), open_source(data, "validation")
         self.classes = train.classes
         self.num_classes = data.num_classes or len(train.classes)
+        if len(train.classes) < 2 and data.num_classes is None:
+            raise ValueError(
+                f"there is a single class, {', '.join(train.classes)}: nothing to tell apart; of folders, --data.root is "
+                "the one that holds a folder for each class"
+            )
         advice = " or set --data.num-classes"
         check_labels(train, self.num_classes, "train", advice)
         check_labels(validation, self.num_classes, "validation", advice)
