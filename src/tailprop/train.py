@@ -331,11 +331,11 @@ class Trainer:
             self.folder.write_manifest(self._manifest())
         d = self.description
         classes = f"{d['classes']} classes; " if "classes" in d else ""
-        print(f"{classes}pictures: {', '.join(f'{count} {split}' for split, count in d['examples'].items())}")
+        pictures = ", ".join(f"{count} {split}" for split, count in d["examples"].items())
         print(
-            f"{d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; {self.task.order.steps} steps in an "
-            f"epoch, {self.optim.epochs} epochs, peak rate {self.schedule.lr:.2g}; {self.folder.path}"
-            + (f", from step {self.at.total} on" if self.at.total else ""),
+            f"{classes}pictures: {pictures}; {d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; "
+            f"{self.task.order.steps} steps in an epoch, {self.optim.epochs} epochs, peak rate {self.schedule.lr:.2g}; "
+            f"{self.folder.path}" + (f", from step {self.at.total} on" if self.at.total else ""),
             flush=True,
         )
         if self.schedule.warmup_steps > self.schedule.steps:
