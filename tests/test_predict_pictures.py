@@ -134,11 +134,12 @@ def test_broken_pictures_are_named_and_skipped(
     torch.testing.assert_close(
         torch.tensor([chances(row) for row in rows]), expected(checkpoint, noise(0), noise(1)), atol=1e-6, rtol=1e-5
     )
-    text, cut, empty, count = capsys.readouterr().err.splitlines()
+    text, cut, empty, count, written = capsys.readouterr().err.splitlines()
     assert text == f"skipped {mixed}/b.png: not a picture"
     assert cut.startswith(f"skipped {mixed}/d.png: ")
     assert empty == f"skipped {mixed}/e.jpg: not a picture"
     assert count == "3 of 5 pictures skipped, 2 classified"
+    assert written.endswith("answer.json: 2 pictures")
 
 
 def test_stop_at_the_first_broken_picture(checkpoint: str, mixed: Path, tmp_path: Path) -> None:

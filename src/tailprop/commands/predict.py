@@ -197,7 +197,11 @@ class _Notes:
         self.say(f"skipped {item}")
 
     def say(self, text: str) -> None:
-        self.console.print(Text(printable(text)), soft_wrap=True)  # one line, above the bar where there is one
+        _say(self.console, text)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(Text(printable(text)), soft_wrap=True)  # one line, above the bar where there is one
 
 
 def _write(predictions: Sequence[Prediction], options: Predict) -> None:
@@ -211,7 +215,8 @@ def _write(predictions: Sequence[Prediction], options: Predict) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     content = text.encode("utf-8", "surrogateescape")  # file names byte for byte as the system has them
     write_atomically(options.out, lambda part: part.write_bytes(content))
-    print(f"{options.out}: {len(predictions)} {'picture' if len(predictions) == 1 else 'pictures'}")
+    count = f"{len(predictions)} {'picture' if len(predictions) == 1 else 'pictures'}"
+    _say(Console(stderr=True), f"{options.out}: {count}")  # standard output is for answers: --out may be /dev/stdout
 
 
 def _render(predictions: Sequence[Prediction], written_as: Literal["table", "csv", "json"], console: Console) -> str:
