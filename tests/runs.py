@@ -53,7 +53,14 @@ def last_row(folder: Path) -> dict[str, Any]:
 
 def stop_and_go_on(recipe: Path, out: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a recipe, stopped by SIGTERM after a step and then resumed."""
-    args, after_step = ["train", str(recipe), "--run.out", str(out)], Trainer._after_step
+    args = ["train", str(recipe), "--run.out", str(out)]
+    stop_after(step, args, monkeypatch)
+    assert tailprop_cli.main([*args, "--run.resume"]) == 0
+
+
+def stop_after(step: int, args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command that is asked to stop after a step."""
+    after_step = Trainer._after_step
 
     def stop_once(self: Trainer) -> None:
         self.stop_asked = signal.SIGTERM if self.at.total == step else None
@@ -62,7 +69,6 @@ def stop_and_go_on(recipe: Path, out: Path, step: int, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_after_step", stop_once)
         assert tailprop_cli.main(args) == 128 + signal.SIGTERM
-    assert tailprop_cli.main([*args, "--run.resume"]) == 0
 
 
 def assert_same_run(run: Path, other: Path) -> None:

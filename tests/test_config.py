@@ -138,6 +138,8 @@ def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, c
         (["digits", "--run.seed", "-1"], "run.seed must be at least 0"),
         (["digits", "--run.device", "cuda"], "no CUDA device is visible"),
         (["digits", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
+        (["digits", "--model.name", "tailprop_pic"], "timm has no model 'tailprop_pic'; did you mean 'tailprop_pico'?"),
+        (["imagenette", "--data.root", __file__], "test_config.py is a file, not a folder"),
         (["digits", "--model.init", "nowhere.pt"], "no checkpoint at nowhere.pt"),
         (["digits", "--optim.batch", "33", "--augment.mixup", "0.2"], "even --optim.batch"),
     ],
@@ -153,7 +155,20 @@ def test_a_wrong_command(
     assert error.count("\n") == 1
 
 
-def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(
-        ["train", "digits", "--optim.epoch", "2"], "unknown option --optim.epoch; did you mean --optim.epochs?", capsys
-    )
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--optim.epoch", "--optim.epochs"),
+        ("--lr", "--optim.lr"),
+        ("--optim.learning-rate", "--optim.lr"),
+        ("--batch_size", "--optim.batch"),
+        ("--img-size", "--data.size-px"),
+        ("--run.epochs", "--optim.epochs"),
+    ],
+)
+def test_an_unknown_option_names_the_one_that_was_meant(option: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["train", "digits", option, "2"], f"unknown option {option}; did you mean {meant}?", capsys)
+
+
+def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["eval"], "tailprop eval needs CHECKPOINT A run folder, a file of weights", capsys)

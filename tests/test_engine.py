@@ -88,7 +88,7 @@ def test_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads((tmp_path / "e.json").read_text())["count"] == 15
     printed = capsys.readouterr()
     assert printed.err.count("left out, val/blue/1.jpg: ") == 1
-    assert "1 broken pictures left out" in printed.out
+    assert "1 broken picture left out" in printed.out
 
 
 def test_names_of_any_bytes_and_signs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,7 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         ["mean over corruptions", "50", "60.00", "50.00", "55.00", "-"],
     ]
     assert "the paper's" in printed
-    assert "up to 1 broken pictures left out" in printed
+    assert "up to 1 broken picture left out" in printed
     _say([Row("ImageNet-A", 0, 36.0, 60.0, 9, 3, 0)], "tailprop_tiny", (1, 2))
     printed = capsys.readouterr().out
     assert "paper" not in printed

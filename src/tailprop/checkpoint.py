@@ -1,6 +1,7 @@
 """Checkpoints that are whole or absent: written beside their place and moved into it, read without executing anything."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from torch import nn
 from tailprop.checks import memory_missing
 from tailprop.warmstart import read_checkpoint
 
-__all__ = ["PART", "load", "naming", "save", "save_weights", "write_atomically"]
+__all__ = ["PART", "load", "naming", "save", "save_weights", "write_atomically", "write_json"]
 
 _FORMAT = 2
 PART = ".part"  # what is being written; a leftover means the process died, and is worthless
@@ -58,6 +59,11 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
             _pour(path, write)
         else:
             _replace(path.resolve(), write, also)
+
+
+def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda part: part.write_text(json.dumps(content, indent=indent) + "\n"))
 
 
 @contextmanager

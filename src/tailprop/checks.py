@@ -1,5 +1,6 @@
 """Refusals that say what is wrong and how to mend it."""
 
+import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +56,9 @@ def check_model(name: str) -> None:
     import tailprop.backbone  # noqa: F401 - registers ours
 
     if not timm.is_model(name):
-        raise ValueError(f"timm has no model {name!r}; `tailprop models` lists ours")
+        close = difflib.get_close_matches(name, timm.list_models(), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`tailprop models` lists ours"
+        raise ValueError(f"timm has no model {name!r}; {hint}")
 
 
 def loader_died(error: BaseException) -> str | None:

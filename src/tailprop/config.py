@@ -154,7 +154,7 @@ class RunConfig:
 
 
 def find_recipe(name: str) -> Path:
-    """The YAML file of a recipe, by its name or its path."""
+    """The YAML file of a recipe, by its name or its path, or of a run, by its folder."""
     if Path(name).suffix in (".yaml", ".yml"):
         if not Path(name).is_file():
             raise ValueError(f"no recipe file {name}")
@@ -162,6 +162,8 @@ def find_recipe(name: str) -> Path:
     for folder in _RECIPE_FOLDERS:
         if (folder / f"{name}.yaml").is_file():
             return folder / f"{name}.yaml"
+    if (run := Path(name) / "config.yaml").is_file():
+        return run
     known = recipe_names()
     close = difflib.get_close_matches(name, known, n=1)
     raise ValueError(

@@ -5,15 +5,40 @@ import dataclasses
 import difflib
 import io
 import itertools
+import re
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
-__all__ = ["option_names", "parse_options"]
+__all__ = ["Checkpoint", "option_names", "parse_options"]
 
 T = TypeVar("T")
+Checkpoint = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+# what timm's and other training programs call it: what it is called here
+_ELSEWHERE = {
+    "aa": "auto-augment",
+    "amp": "precision",
+    "batch-size": "batch",
+    "data-dir": "root",
+    "data-path": "root",
+    "dataset": "source",
+    "drop-path-rate": "drop-path",
+    "image-size": "size-px",
+    "img-size": "size-px",
+    "initial-checkpoint": "init",
+    "input-size": "size-px",
+    "learning-rate": "lr",
+    "model-ema-decay": "ema",
+    "num-epochs": "epochs",
+    "num-workers": "workers",
+    "output": "out",
+    "output-dir": "out",
+    "reprob": "erase",
+    "torchcompile": "compile",
+    "wd": "weight-decay",
+}
 
 
 def parse_options(kind: type[T], args: Sequence[str], prog: str, description: str | None = None, default: T | None = None) -> T:
@@ -37,7 +62,8 @@ def _sentence(framed: str) -> str:
     lines = [line.strip().strip("│|").strip() for line in framed.strip().splitlines()[1:]]  # the first is the frame's title
     inside = itertools.dropwhile(_is_rule, lines)  # on a terminal without such letters a rule is below the title
     body = itertools.takewhile(lambda line: not _is_rule(line), inside)
-    return " ".join(" ".join(body).split()).removesuffix(".")
+    said = " ".join(" ".join(body).split())
+    return re.sub(r"^Missing from (.+?): (.+) \(required\)", r"\1 needs \2", said).removesuffix(".")
 
 
 def _is_rule(line: str) -> bool:
@@ -60,6 +86,17 @@ def option_names(kind: Any, prefix: str = "--") -> Iterator[str]:
 def _refusal(strange: list[str], known: list[str], prog: str) -> str:
     wrong = next((arg.split("=")[0] for arg in strange if arg.startswith("-")), strange[0])
     name = wrong.replace("_", "-")
-    close = difflib.get_close_matches(name, known, 1, cutoff=0.85) or difflib.get_close_matches(name, known, 3)
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.85) or _meant(name, known)
+    close = close or difflib.get_close_matches(name, known, 3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"{prog} --help lists what there is"
     return f"unknown option {wrong}; {hint}"
+
+
+def _meant(name: str, known: list[str]) -> list[str]:
+    """Options of that name in another section, or of another name elsewhere."""
+    last = _last(name)
+    return [option for option in known if _last(option) == _ELSEWHERE.get(last, last)]
+
+
+def _last(option: str) -> str:
+    return option.lstrip("-").rpartition(".")[2]

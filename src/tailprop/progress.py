@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tailprop.distributed import World
+from tailprop.wording import counted
 
 __all__ = ["Bar"]
 
@@ -67,7 +68,7 @@ class Bar:
         if not self.world.is_first:
             return
         metrics = ", ".join(f"{name} {row[name]:.2f}" for name in _spoken(row))
-        lost = f", {broken} broken pictures left out" if broken else ""
+        lost = f", {counted(broken, 'broken picture')} left out" if broken else ""
         self.progress.console.print(
             f"epoch {row['epoch']:>3.0f}  loss {row['loss']:.4f}  {metrics}  "
             f"{row['img_per_s']:.0f} img/s  {row['minutes']:.1f} min{lost}",

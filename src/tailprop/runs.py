@@ -90,7 +90,9 @@ class RunFolder:
             self._remove()
         if launch:  # first: a process killed after config.yaml would leave a run that this launch does not know for its own
             checkpoint.write_atomically(self.launch, lambda part: part.write_text(launch))
-        checkpoint.write_atomically(self.config, lambda part: part.write_text(yaml.safe_dump(settings, sort_keys=False)))
+        asked = {"resume": False, "overwrite": False}  # of this launch alone: the file is a recipe, too
+        kept = yaml.safe_dump(settings | {"run": settings["run"] | asked}, sort_keys=False)
+        checkpoint.write_atomically(self.config, lambda part: part.write_text(kept))
 
     def _unusable(self, error: OSError) -> ValueError:
         return ValueError(f"cannot write into the run folder {self.path} ({error.strerror}); change --run.out")
@@ -127,7 +129,7 @@ class RunFolder:
         return bool(launch) and self.launch.is_file() and self.launch.read_text() == launch
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        checkpoint.write_atomically(self.manifest, lambda part: part.write_text(json.dumps(manifest, indent=2) + "\n"))
+        checkpoint.write_json(self.manifest, manifest)
 
     def read_manifest(self) -> dict[str, Any]:
         """What stands in it; nothing where it is lost or damaged, for which no run shall fail."""

@@ -30,6 +30,7 @@ from tailprop.provenance import provenance
 from tailprop.resume import Identity, Position
 from tailprop.runs import RunFolder, comparable, portable
 from tailprop.signals import Interrupted, stop_signals
+from tailprop.wording import counted
 
 __all__ = ["Task", "Trainer"]
 
@@ -327,15 +328,17 @@ class Trainer:
     def _say_what_is_run(self) -> None:
         if not self.world.is_first:
             return
-        if self.at.epoch < self.optim.epochs or self.at.pending is not None:  # a finished run has nothing to add
+        is_finished = self.at.epoch >= self.optim.epochs and self.at.pending is None
+        if not is_finished:
             self.folder.write_manifest(self._manifest())
+        begun = ", already finished" if is_finished else f", from step {self.at.total} on" if self.at.total else ""
         d = self.description
-        classes = f"{d['classes']} classes; " if "classes" in d else ""
+        classes = f"{counted(d['classes'], 'class')}; " if "classes" in d else ""
         pictures = ", ".join(f"{count} {split}" for split, count in d["examples"].items())
         print(
             f"{classes}pictures: {pictures}; {d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; "
-            f"{self.task.order.steps} steps in an epoch, {self.optim.epochs} epochs, peak rate {self.schedule.lr:.2g}; "
-            f"{self.folder.path}" + (f", from step {self.at.total} on" if self.at.total else ""),
+            f"{counted(self.task.order.steps, 'step')} in an epoch, {counted(self.optim.epochs, 'epoch')}, peak rate "
+            f"{self.schedule.lr:.2g}; {self.folder.path}{begun}",
             flush=True,
         )
         if self.schedule.warmup_steps > self.schedule.steps:

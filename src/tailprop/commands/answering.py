@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from tailprop.checks import check_output_folder
+from tailprop.options import Checkpoint
 
 __all__ = ["Answering"]
 
@@ -15,7 +16,7 @@ __all__ = ["Answering"]
 class Answering:
     """Answer a folder of pictures with a folder."""
 
-    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    checkpoint: Checkpoint
     """A run folder, or a file of exported weights."""
     pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
     """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""

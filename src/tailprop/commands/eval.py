@@ -1,6 +1,5 @@
 """`tailprop eval`: top-1 and top-5 of a checkpoint on any data."""
 
-import json
 import sys
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -9,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tailprop.checkpoint import write_json
 from tailprop.checks import check_at_least, check_output_file
 from tailprop.data.classify import DataConfig, Pictures, collate, open_source
 from tailprop.data.loading import Damage, EvalOrder, make_loader
@@ -23,6 +22,8 @@ from tailprop.evaluate import Accuracy, evaluate_classifier
 from tailprop.figures import CONFUSION_CLASSES, draw_confusion
 from tailprop.learner import autocast
 from tailprop.load import Classifier, load_classifier
+from tailprop.options import Checkpoint
+from tailprop.wording import counted
 
 __all__ = ["DataChoice", "Eval", "align_classes", "evaluate_on", "run"]
 
@@ -72,7 +73,7 @@ class DataChoice:
 class Eval:
     """Measure a classifier."""
 
-    checkpoint: tyro.conf.Positional[str]
+    checkpoint: Checkpoint
     """A run folder, a file of weights, or the name of a pretrained timm model."""
     model: str | None = None
     """The architecture, if the file does not say."""
@@ -109,7 +110,8 @@ def run(options: Eval) -> None:
         if world.is_first:
             _say(options, classifier, data, result)
             if isinstance(source, Folder) and source.share is not None:
-                what = "all of it was" if source.share in (0, 1) else f"the {source.share:.0%} that training holds out were"
+                whole = source.share in (0, 1)
+                what = "all of it was" if whole else f"about {source.share:.0%} of it, held out of training, were"
                 print(f"{data.root} has no split of its own: {what} measured (--data.held-out)")
 
 
@@ -170,18 +172,19 @@ def evaluate_on(
 
 def _say(options: Eval, classifier: Classifier, data: DataConfig, result: Accuracy) -> None:
     console = Console()
-    table = Table("model", "pictures", "px", "top-1", "top-5", "loss", "the paper's top-1, ImageNet-1K")
-    paper = "-" if classifier.paper_top1 is None else f"{classifier.paper_top1:.1f}"
-    figures = (f"{result.top1:.2f}", f"{result.top5:.2f}", f"{result.loss:.4f}", paper)
+    table = Table("model", "pictures", "px", "top-1", "top-5", "loss")
+    figures = [f"{result.top1:.2f}", f"{result.top5:.2f}", f"{result.loss:.4f}"]
+    if classifier.paper_top1 is not None:
+        table.add_column("the paper's top-1, ImageNet-1K")
+        figures.append(f"{classifier.paper_top1:.1f}")
     table.add_row(classifier.name, str(result.count), str(data.size_px), *figures)
     console.print(table)
     if result.broken:
-        print(f"{len(result.broken)} broken pictures left out, the first: {result.broken[0]}")
+        print(f"{counted(len(result.broken), 'broken picture')} left out, the first: {result.broken[0]}")
     if options.confusion is not None:
         options.confusion.parent.mkdir(parents=True, exist_ok=True)
         draw_confusion(result.confusion, classifier.classes, options.confusion)
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         numbers = dict(model=classifier.name, count=result.count, size_px=data.size_px, broken=len(result.broken))
         numbers |= dict(top1=result.top1, top5=result.top5, loss=result.loss)
-        options.out.write_text(json.dumps(numbers, indent=2) + "\n")
+        write_json(options.out, numbers)

@@ -1,14 +1,13 @@
 """`tailprop eval` for a detector: box and mask AP on its own data or on any in COCO's format."""
 
-import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
+from tailprop.checkpoint import write_json
 from tailprop.checks import check_output_file
 from tailprop.coco_scores import KINDS, NAMES, RECALLS
 from tailprop.data.coco import CocoSet
@@ -17,7 +16,9 @@ from tailprop.data.loading import Damage
 from tailprop.distributed import together
 from tailprop.learner import autocast
 from tailprop.load_detector import LoadedDetector, load_detector
+from tailprop.options import Checkpoint
 from tailprop.tasks.detect import detect_all, eval_loader, learned_from, papers_ap, score_over_processes
+from tailprop.wording import counted
 
 __all__ = ["EvalDetect", "run"]
 
@@ -48,7 +49,7 @@ class DetectDataChoice:
 class EvalDetect:
     """Measure a detector."""
 
-    checkpoint: tyro.conf.Positional[str]
+    checkpoint: Checkpoint
     """A run folder, or a file of exported weights."""
     split: Literal["validation", "train"] = "validation"
     """Which pictures."""
@@ -94,8 +95,7 @@ def run(options: EvalDetect) -> None:
         if world.is_first:
             _say(options, detector, len(part.images) - len(broken), part.name, scores)
             if options.results is not None:
-                options.results.parent.mkdir(parents=True, exist_ok=True)
-                options.results.write_text(json.dumps(results))
+                write_json(options.results, results, indent=None)
 
 
 def align_categories(part: CocoSet, detector: LoadedDetector) -> list[int | None]:
@@ -116,11 +116,10 @@ def _say(options: EvalDetect, detector: LoadedDetector, count: int, file: str, s
     beside = papers_ap(detector.config, len(detector.categories))
     data = detector.config.data
     sides = f"sides {data.short_px} to {data.long_px} px"
-    console.print(f"{detector.config.model.name}, {count} pictures of {file}, {sides}{beside}", markup=False)
+    console.print(f"{detector.config.model.name}, {counted(count, 'picture')} of {file}, {sides}{beside}", markup=False)
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         about = dict(model=detector.config.model.name, count=count, short_px=data.short_px, long_px=data.long_px)
-        options.out.write_text(json.dumps(about | scores, indent=2) + "\n")
+        write_json(options.out, about | scores)
 
 
 def _number(value: float) -> str:

@@ -1,6 +1,5 @@
 """`tailprop eval` for restoration: PSNR, SSIM and PSNR-B in SwinIR's protocol, picture by picture."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -8,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import tyro
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from tailprop.checkpoint import write_json
 from tailprop.checks import check_output_file, check_output_folder
 from tailprop.data.loading import Damage, EvalOrder, make_loader
 from tailprop.data.pictures import refuse_what_is_there, unique_paths
@@ -21,9 +20,11 @@ from tailprop.data.restore import RestoreDataConfig, WholePictures
 from tailprop.distributed import World, together
 from tailprop.figures import draw_restored
 from tailprop.load_restorer import Restorer, load_restorer
+from tailprop.options import Checkpoint
 from tailprop.quality import Restored
 from tailprop.restoring import Scores, check_tiles, evaluate_restorer, mean_scores, shared_px
 from tailprop.tasks.restore import take_one
+from tailprop.wording import counted
 
 __all__ = ["EvalRestore", "run"]
 
@@ -53,7 +54,7 @@ class TestChoice:
 class EvalRestore:
     """Measure a restoration network."""
 
-    checkpoint: tyro.conf.Positional[str]
+    checkpoint: Checkpoint
     """A run folder, or a file of exported weights."""
     data: TestChoice = field(default_factory=TestChoice)
     tile_px: int | None = None
@@ -143,12 +144,11 @@ def _say(options: EvalRestore, restorer: Restorer, data: RestoreDataConfig, scor
     paper = f"; {restorer.paper}" if restorer.paper else ""
     console.print(f"{restorer.name}, {damage}, {tiles}{paper}", soft_wrap=True)
     if scores.broken:
-        console.print(f"{len(scores.broken)} broken pictures left out, the first: {scores.broken[0]}")
+        console.print(f"{counted(len(scores.broken), 'broken picture')} left out, the first: {scores.broken[0]}")
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         numbers = dict(model=restorer.name, damage=damage, tile_px=options.tile_px, overlap_px=options.shared_px)
         rows = [_finite(asdict(row)) for row in scores.rows]
-        options.out.write_text(json.dumps({**numbers, "mean": _finite(mean_scores(scores)), "pictures": rows}, indent=2) + "\n")
+        write_json(options.out, {**numbers, "mean": _finite(mean_scores(scores)), "pictures": rows})
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """`tailprop eval` for a segmenter: mean IoU on its own data or on any with label PNGs."""
 
-import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tailprop.checkpoint import write_json
 from tailprop.checks import check_output_file
 from tailprop.data.labels import LabelSet, has_classes
 from tailprop.data.loading import Damage
@@ -18,6 +17,7 @@ from tailprop.distributed import together
 from tailprop.label_scores import LabelScores
 from tailprop.learner import autocast
 from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
+from tailprop.options import Checkpoint
 from tailprop.sliding import InferenceConfig
 from tailprop.tasks.segment import eval_loader, evaluate_segmenter, papers_miou
 
@@ -91,7 +91,7 @@ def over(choice: Any, settings: Any) -> Any:
 class EvalSegment:
     """Measure a segmenter."""
 
-    checkpoint: tyro.conf.Positional[str]
+    checkpoint: Checkpoint
     """A run folder, or a file of exported weights."""
     split: Literal["validation", "train"] = "validation"
     """Which pictures."""
@@ -174,10 +174,9 @@ def _say(options: EvalSegment, segmenter: LoadedSegmenter, count: int, scores: L
         f"{_views(config.inference)}"
     )
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         classes = dict(zip(segmenter.classes, scores.iou, strict=True))
         about = dict(model=config.model.name, checkpoint=options.checkpoint, split=options.split, count=count)
         how = dict(short_px=config.data.short_px, long_px=config.data.long_px, precision=options.precision)
         by_class = dict(iou=classes, accuracy=dict(zip(segmenter.classes, scores.accuracy, strict=True)))
         numbers = about | how | dict(inference=asdict(config.inference)) | scores.numbers() | by_class
-        options.out.write_text(json.dumps(numbers, indent=2) + "\n")
+        write_json(options.out, numbers)

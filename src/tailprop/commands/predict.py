@@ -25,6 +25,8 @@ from tailprop.data.pictures import is_picture, list_pictures, printable, quiet_p
 from tailprop.distributed import together
 from tailprop.learner import autocast
 from tailprop.load import Classifier, load_classifier
+from tailprop.options import Checkpoint
+from tailprop.wording import counted
 
 __all__ = ["Guess", "Predict", "Prediction", "classify_pictures", "run"]
 
@@ -35,7 +37,7 @@ _WIDE = 100_000  # characters; a table that no terminal shows is never folded
 class Predict:
     """Classify pictures."""
 
-    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    checkpoint: Checkpoint
     """A run folder, a file of weights, or the name of a pretrained timm model."""
     pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
     """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
@@ -177,9 +179,9 @@ def _classify_visibly(
             classifier, paths, device, notes.add, options.top, options.batch, options.precision, tick
         )
     if not predictions:
-        raise ValueError(f"none of the {len(paths)} pictures can be read; the first: {notes.broken[0]}")
+        raise ValueError(f"none of {counted(len(paths), 'picture')} can be read; the first: {notes.broken[0]}")
     if notes.broken:
-        notes.say(f"{len(notes.broken)} of {len(paths)} pictures skipped, {len(predictions)} classified")
+        notes.say(f"{len(notes.broken)} of {counted(len(paths), 'picture')} skipped, {len(predictions)} classified")
     return predictions
 
 
@@ -215,8 +217,8 @@ def _write(predictions: Sequence[Prediction], options: Predict) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     content = text.encode("utf-8", "surrogateescape")  # file names byte for byte as the system has them
     write_atomically(options.out, lambda part: part.write_bytes(content))
-    count = f"{len(predictions)} {'picture' if len(predictions) == 1 else 'pictures'}"
-    _say(Console(stderr=True), f"{options.out}: {count}")  # standard output is for answers: --out may be /dev/stdout
+    # On standard error: the other is for answers, and --out may be /dev/stdout.
+    _say(Console(stderr=True), f"{options.out}: {counted(len(predictions), 'picture')}")
 
 
 def _render(predictions: Sequence[Prediction], written_as: Literal["table", "csv", "json"], console: Console) -> str:

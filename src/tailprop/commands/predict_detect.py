@@ -1,6 +1,5 @@
 """`tailprop predict` for a detector: what it finds, drawn on the pictures and as COCO json."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from rich.progress import track
 from rich.table import Column, Table
 from rich.text import Text
 
-from tailprop.checkpoint import write_atomically
+from tailprop.checkpoint import write_json
 from tailprop.checks import check_between
 from tailprop.coco_scores import to_results
 from tailprop.commands.answering import Answering
@@ -26,6 +25,7 @@ from tailprop.distributed import together
 from tailprop.drawing import draw_objects, objects_of
 from tailprop.learner import autocast
 from tailprop.load_detector import LoadedDetector, load_detector
+from tailprop.wording import counted
 
 __all__ = ["PredictDetect", "find_objects", "run"]
 
@@ -59,7 +59,7 @@ def run(options: PredictDetect) -> None:
             refuse_what_is_there(paths, [*drawn, options.out / "detections.json"], options.overwrite)
             with quiet_pillow(), autocast(world.device, options.precision):
                 content = _look_at_all(options, detector, paths, world.device)
-            write_atomically(options.out / "detections.json", lambda part: part.write_text(json.dumps(content)))
+            write_json(options.out / "detections.json", content, indent=None)
             _say(options, content, detector.categories)
 
 
@@ -99,7 +99,7 @@ def _look_at_all(
         numbered = enumerate(zip(found, areas, strict=True), start=len(annotations) + 1)
         annotations += [dict(entry, id=k, iscrowd=0, area=area) for k, (entry, area) in numbered]
     if not images:
-        raise ValueError(f"none of the {len(paths)} pictures can be read")
+        raise ValueError(f"none of {counted(len(paths), 'picture')} can be read")
     categories = [dict(id=i, name=name) for i, name in detector.categories.items()]
     return dict(images=images, annotations=annotations, categories=categories)
 

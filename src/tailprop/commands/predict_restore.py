@@ -23,6 +23,7 @@ from tailprop.data.raster import Pixels, peak, read_profile, try_pixels, write_p
 from tailprop.distributed import together
 from tailprop.load_restorer import Restorer, load_restorer
 from tailprop.restoring import check_tiles, shared_px
+from tailprop.wording import counted
 
 __all__ = ["PredictRestore", "restore_pixels", "run"]
 
@@ -92,7 +93,7 @@ def _restore_all(
             how = "whole" if tile is None else f"in tiles of {tile} px"
             Console().print(Text(printable(f"{path} -> {target} ({pixels.shape[1]}x{pixels.shape[0]}, {how})")), soft_wrap=True)
     if done == 0:
-        raise ValueError(f"none of the {len(paths)} pictures can be read; the first: {broken[0]}")
+        raise ValueError(f"none of {counted(len(paths), 'picture')} can be read; the first: {broken[0]}")
 
 
 def restore_pixels(

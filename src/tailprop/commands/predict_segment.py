@@ -20,6 +20,7 @@ from tailprop.distributed import together
 from tailprop.labelmaps import draw_labels, save_labels, with_legend
 from tailprop.learner import autocast
 from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
+from tailprop.wording import counted
 
 NAMED = 6  # classes of a picture in the table
 __all__ = ["PredictSegment", "run"]
@@ -85,7 +86,7 @@ def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Seq
         named = ", ".join(f"{segmenter.classes[i]} {100 * counts[i] / labels.size:.1f}" for i in most)
         table.add_row(Text(printable(str(path))), f"{picture.width}x{picture.height}", Text(named))
     if not table.rows:
-        raise ValueError(f"none of the {len(paths)} pictures can be read")
+        raise ValueError(f"none of {counted(len(paths), 'picture')} can be read")
     return table
 
 

@@ -14,7 +14,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-import tyro
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -28,8 +27,10 @@ from tailprop.data.sources import Source, tell_apart
 from tailprop.distributed import World, together
 from tailprop.evaluate import Accuracy, ignore
 from tailprop.load import Classifier, load_classifier
+from tailprop.options import Checkpoint
 from tailprop.provenance import provenance
 from tailprop.studies.measuring import write_rows
+from tailprop.wording import counted
 
 __all__ = ["Robustness", "Row", "imagenet_a_indices", "imagenet_indices", "measure", "run"]
 
@@ -42,7 +43,7 @@ PAPER_TOP1: Final = {("tailprop_base", SKETCH): 23.1, ("tailprop_base", IMAGENET
 class Robustness:
     """Measure a classifier on pictures unlike those it was trained on."""
 
-    checkpoint: tyro.conf.Positional[str]
+    checkpoint: Checkpoint
     """A run folder, a file of weights, or the name of a pretrained timm model."""
     model: str | None = None
     """The architecture, if the file does not say."""
@@ -298,7 +299,7 @@ def _say(rows: Sequence[Row], model: str, levels: Sequence[int]) -> None:
         if row.classes < CLASSES.get(row.data, 0):
             console.print(f"{row.data}: only {row.classes} of its {CLASSES[row.data]} classes have pictures here")
     if broken := max(row.broken for row in rows):
-        console.print(f"up to {broken} broken pictures left out")
+        console.print(f"up to {counted(broken, 'broken picture')} left out")
 
 
 def _figures(rows: Sequence[Row], levels: Sequence[int]) -> list[str]:

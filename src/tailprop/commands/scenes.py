@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,7 +15,7 @@ from tailprop.data.synthetic import SceneConfig
 class Scenes:
     """Write scenes of shapes."""
 
-    out: tyro.conf.Positional[Path]
+    out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
     """Folder to write into; new, empty, or with the same scenes in it, perhaps not all of them yet."""
     format: Literal["coco", "ade20k", "parquet"] = "coco"
     """coco: boxes and masks; ade20k: a class for every pixel; parquet: one class for each picture."""

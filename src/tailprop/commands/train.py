@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tailprop.train import Trainer
 def parse(args: list[str]) -> Any:
     """The recipe named first, changed by the options after it."""
     if not args or args[0].startswith("-"):
-        print("usage: tailprop train RECIPE [--section.setting value ...]\n\nRECIPE is a YAML file or one of:")
+        print("usage: tailprop train RECIPE [--section.setting value ...]\n\nRECIPE is a YAML file, a run folder or one of:")
         print("\n".join(f"  {name}" for name in recipe_names()))
         print("\ntailprop train RECIPE --help lists every setting with its value.")
         sys.exit(0 if args and args[0] in ("-h", "--help") else 2)
@@ -31,9 +32,15 @@ def parse(args: list[str]) -> Any:
         default = build(config, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    if default.run.out == type(default.run)().out:  # every recipe has a folder of its own
-        default = dataclasses.replace(default, run=dataclasses.replace(default.run, out=default.run.out.with_name(path.stem)))
+    if path.parent == Path(args[0]):  # a run, wherever it was moved to
+        default = _in_folder(default, path.parent)
+    elif default.run.out == type(default.run)().out:  # every recipe has a folder of its own
+        default = _in_folder(default, default.run.out.with_name(path.stem))
     return parse_options(config, args[1:], f"tailprop train {args[0]}", default=default)
+
+
+def _in_folder(config: Any, out: Path) -> Any:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, out=out))
 
 
 def run(config: Any) -> None:
@@ -44,7 +51,8 @@ def run(config: Any) -> None:
         try:
             train(config, world)
         except Interrupted as stop:
-            raise Interrupted(f"{stop}; to go on repeat the command with --run.resume", stop.number) from None
+            how = "repeat the command with" if world.size > 1 else f"tailprop train {shlex.quote(str(config.run.out))}"
+            raise Interrupted(f"{stop}; to go on: {how} --run.resume", stop.number) from None
 
 
 def _go_on(config: Any, world: World) -> Any:

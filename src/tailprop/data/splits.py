@@ -14,7 +14,8 @@ _MOST_CLASSES: Final = 1_000_000
 
 def existing_folder(root: Path) -> Path:
     if not root.is_dir():
-        raise ValueError(f"no folder {root}; give the root of the data with --data.root")
+        found = f"{root} is a file, not a folder" if root.exists() else f"no folder {root}"
+        raise ValueError(f"{found}; give the root of the data with --data.root")
     return root
 
 

@@ -198,9 +198,10 @@ def _refuse_another_architecture(config: ModelConfig, model: nn.Module, report: 
     theirs, ours = _architecture(str(config.init)), model.state_dict()
     share = sum(ours[name].numel() for name in report.taken) / sum(value.numel() for value in ours.values())
     if theirs not in (None, config.name) and share < 0.5:
+        fills = f"only {share:.0%}" if share > 0.005 else "nothing"
         raise ValueError(
-            f"{config.init} is a {theirs} and fills only {share:.0%} of {config.name}; give --model.name {theirs}, or leave "
-            "out --model.init"
+            f"{config.init} is a {theirs} and fills {fills} of {config.name}; give --model.name {theirs}, or leave out "
+            "--model.init"
         )
 
 

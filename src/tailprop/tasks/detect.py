@@ -11,7 +11,7 @@ import tyro
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tailprop.checkpoint import write_atomically
+from tailprop.checkpoint import write_json
 from tailprop.checks import check_model
 from tailprop.coco_scores import score_results, to_results
 from tailprop.config import ModelConfig, OptimConfig, RunConfig
@@ -128,8 +128,7 @@ class Detection:
         scores = score_over_processes(validation, results, broken, self.world)
         self.results = results
         if self.world.is_first:
-            path = self.config.run.out / "coco_results.json"
-            write_atomically(path, lambda part: part.write_text(json.dumps(results)))
+            write_json(self.config.run.out / "coco_results.json", results, indent=None)
         return scores
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
