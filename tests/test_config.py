@@ -10,7 +10,8 @@ from PIL import Image
 
 import tailprop_cli
 from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
-from tailprop.data.classify import AugmentConfig, DataConfig, Finish, _operations, eval_transform, train_transforms
+from tailprop.data.classify import AugmentConfig, DataConfig, Finish, eval_transform, train_transforms
+from tailprop.data.policies import operations
 from tailprop.optim import build_optimizer, build_schedule
 from tailprop.tasks import find_task
 from tailprop.tasks.classify import _mixup
@@ -66,9 +67,8 @@ def test_imagenet_augmentation_is_the_papers(size: str) -> None:
     _, resize, crop, *_ = eval_transform(config.data, config.augment).transforms
     assert (resize.size, tuple(crop.size)) == (256, (224, 224))
     (transform,) = train_transforms(config.data, config.augment)
-    crop, flip, randaugment, *_ = transform.transforms
-    assert crop.size == (224, 224)
-    assert flip.p == 0.5
+    assert (transform.side, transform.scale, transform.flip) == (224, (0.08, 1.0), 0.5)
+    randaugment: Any = transform.policy
     assert [op.magnitude for op in randaugment.ops] == [9] * len(randaugment.ops)
     assert {op.magnitude_std for op in randaugment.ops} == {0.5}
     increasing = {"Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}  # inc1: more is always stronger
@@ -91,10 +91,10 @@ def test_imagenet_augmentation_is_the_papers(size: str) -> None:
 def test_no_operation_of_a_policy_fails_at_its_strongest(policy: str) -> None:
     """With noise on it the magnitude reaches 10: timm then asks for 0 bits of a colour, which Pillow refuses."""
     (transform,) = train_transforms(DataConfig(size_px=32), AugmentConfig(auto_augment=policy))
-    operations = [op for step in transform.transforms for op in _operations(step)]
-    assert any(op.name.startswith("Posterize") for op in operations)
+    found = operations(transform.policy)
+    assert any(op.name.startswith("Posterize") for op in found)
     picture = Image.new("RGB", (20, 20), (200, 150, 100))
-    for op in operations:
+    for op in found:
         for op.magnitude in (0, 10):
             op.prob, op.magnitude_std = 1.0, 0
             assert op(picture).size == (20, 20)

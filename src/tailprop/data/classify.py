@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
@@ -17,6 +17,7 @@ from tailprop.checks import check_at_least, check_between, check_choice
 from tailprop.data.cut import RandomCut
 from tailprop.data.loading import Broken, Examples, Key
 from tailprop.data.pictures import prepare, reason_of, shorten
+from tailprop.data.policies import timm_policy
 from tailprop.data.sources import Digits, Folder, Parquet, Source, TimmDataset
 from tailprop.generators import mix, seeded
 
@@ -219,52 +220,16 @@ def normalisation(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if in_chans == 3 else ((0.5,) * in_chans, (0.5,) * in_chans)
 
 
-def train_transforms(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> list[Any]:
+def train_transforms(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> list[RandomCut]:
     """One for each size of training, in order."""
     return [_train_transform(side, augment, in_chans) for side in data.train_px or (data.size_px,)]
 
 
-def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> Any:
-    if augment.auto_augment is None and augment.interpolation != "random":
-        return RandomCut(side, augment.scale, augment.ratio, augment.flip, augment.interpolation)
-    mean, std = normalisation(in_chans)
-    settings: dict[str, Any] = dict(
-        is_training=True,
-        scale=augment.scale,
-        ratio=augment.ratio,
-        hflip=augment.flip,
-        color_jitter=None,  # see Finish
-        auto_augment=augment.auto_augment,
-        interpolation=augment.interpolation,
-        mean=mean,  # for fill colours
-        std=std,
-        normalize=False,
-    )
-    try:
-        return _mend_posterize(create_transform(side, **settings))
-    except (AssertionError, ValueError, KeyError, IndexError) as error:
-        raise ValueError(f"timm does not understand augment.auto_augment {augment.auto_augment!r}: {error}") from None
-
-
-def _mend_posterize(transform: Compose) -> Compose:
-    """At strong magnitudes timm asks for 0 bits of a colour: black, until Pillow began to refuse it."""
-    for step in transform.transforms:
-        for op in _operations(step):
-            if op.name.startswith("Posterize"):
-                op.aug_fn = _posterize
-    return transform
-
-
-def _operations(step: Any) -> list[Any]:
-    """The operations of one of timm's policies, whichever it is; none of any other step."""
-    groups = [*getattr(step, "policy", ()), getattr(step, "ops", ()), getattr(step, "augs", ())]
-    return [op for group in groups for op in group if hasattr(op, "aug_fn")]
-
-
-def _posterize(picture: Image.Image, bits: int, **_: Any) -> Image.Image:
-    if bits >= 8:
-        return picture
-    return ImageOps.posterize(picture, bits) if bits > 0 else Image.new(picture.mode, picture.size)
+def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> RandomCut:
+    mean, _ = normalisation(in_chans)
+    name, resizing = augment.auto_augment, augment.interpolation
+    policy = None if name is None else timm_policy(name, side, mean, resizing)
+    return RandomCut(side, augment.scale, augment.ratio, augment.flip, resizing, policy)
 
 
 class Finish:
@@ -276,7 +241,8 @@ class Finish:
     def __init__(self, augment: AugmentConfig, in_chans: int, device: torch.device) -> None:
         mean, std = normalisation(in_chans)
         self.mean, self.std = (torch.tensor(v, device=device).reshape(-1, 1, 1) * 255 for v in (mean, std))
-        self.jitter = augment.color_jitter if augment.auto_augment is None else 0.0
+        has_colours = augment.auto_augment is not None and not augment.auto_augment.startswith("3a")  # of its own
+        self.jitter = 0.0 if has_colours else augment.color_jitter
         self.chance = augment.erase
         self.erase = RandomErasing(probability=1.0, mode="pixel", device="cpu")  # drawn where the seed is
 

@@ -1,10 +1,11 @@
-"""Training's crop where nothing else is done to a picture: timm's, pixel for pixel, by a shorter way.
+"""Training's crop, and what a policy of augmentation makes of it: timm's, pixel for pixel, by a shorter way.
 
 Around the crop of a small picture timm's and torchvision's steps spend more time on checks of types and sizes, for every
 picture anew, than on the picture. On a CPU that is time the model does not get.
 """
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -23,14 +24,22 @@ class RandomCut:
         scale: Area of the part over that of the picture, from and to.
         ratio: Width over height of the part, from and to.
         flip: Chance of a mirror image.
-        interpolation: As timm spells it.
+        interpolation: As timm spells it; random = bilinear or bicubic, by chance.
+        policy: What else is done to the square, such as RandAugment.
     """
 
     def __init__(
-        self, side: int, scale: tuple[float, float], ratio: tuple[float, float], flip: float, interpolation: str
+        self,
+        side: int,
+        scale: tuple[float, float],
+        ratio: tuple[float, float],
+        flip: float,
+        interpolation: str,
+        policy: Callable[[Image.Image], Image.Image] | None = None,
     ) -> None:
-        self.side, self.scale, self.ratio, self.flip = side, scale, ratio, flip
-        self.resampling = str_to_pil_interp(interpolation)
+        self.side, self.scale, self.ratio, self.flip, self.policy = side, scale, ratio, flip, policy
+        names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
+        self.resamplings = [str_to_pil_interp(name) for name in names]
 
     def part(self, picture: Image.Image) -> tuple[int, int, int, int]:
         """Left, upper, right and lower edge, drawn from Python's generator."""
@@ -38,8 +47,12 @@ class RandomCut:
         return left, top, left + width, top + height
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        square = picture.crop(self.part(picture)).resize((self.side, self.side), self.resampling)
+        part = picture.crop(self.part(picture))
+        resampling = self.resamplings[0] if len(self.resamplings) == 1 else random.choice(self.resamplings)
+        square = part.resize((self.side, self.side), resampling)
         if random.random() < self.flip:
             square = square.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.policy is not None:
+            square = self.policy(square)
         pixels = torch.from_numpy(np.array(square))  # (side, side) or (side, side, C)
         return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
