@@ -15,6 +15,7 @@ from tailprop.data.loading import Broken
 from tailprop.data.pictures import read_picture
 from tailprop.load import load_classifier
 from tests.predicting import answer, assert_seen_as, chances, expected, make_run, noise, options, save
+from tests.runs import assert_refused
 
 
 @pytest.fixture(scope="module")
@@ -175,10 +176,14 @@ def test_names_that_are_no_text(checkpoint: str, tmp_path: Path, capsys: pytest.
         predict.run(options(checkpoint, name, format=written_as))
         assert "\\udce9" in capsys.readouterr().out
     Path(name).write_text("x")
-    with pytest.raises(ValueError, match="none of 1 picture can be read"):
-        predict.run(options(checkpoint, name))
-    (line,) = capsys.readouterr().err.splitlines()
+    capsys.readouterr()
+    predict.run(options(checkpoint, name, save(noise(), tmp_path / "a.png")))
+    line, _count = capsys.readouterr().err.splitlines()
     assert line.endswith("caf\\udce9\\n.png: not a picture")
+
+
+def test_a_single_broken_picture_is_one_line(checkpoint: str, mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["predict", checkpoint, str(mixed / "b.png")], f"tailprop: {mixed / 'b.png'}: not a picture\n", capsys)
 
 
 def test_answers_that_are_not_finite(checkpoint: str, tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
-"""What every `tailprop predict` that fills a folder with answers is told: for which pictures, with what, and where to."""
+"""What the commands of `tailprop predict` share: the options of those that fill a folder, and how a broken picture is told."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from rich.console import Console
+from rich.text import Text
 
 from tailprop.checks import check_output_folder
+from tailprop.data.loading import Broken
+from tailprop.data.pictures import printable
 from tailprop.options import Checkpoint
 
-__all__ = ["Answering"]
+__all__ = ["Answering", "Skipped", "say"]
 
 
 @dataclass(frozen=True)
@@ -35,3 +39,29 @@ class Answering:
 
     def check(self) -> None:
         check_output_folder("--out", self.out)
+
+
+class Skipped:
+    """Pictures that cannot be read: each is named on standard error, or the first stops the work.
+
+    Args:
+        total: Of all pictures; where there is but one, its damage is the answer.
+    """
+
+    def __init__(self, console: Console, on_broken: Literal["skip", "stop"], total: int) -> None:
+        self.console, self.on_broken, self.total = console, on_broken, total
+        self.broken: list[Broken] = []
+
+    def add(self, item: Broken) -> None:
+        if self.total == 1:
+            raise ValueError(str(item))
+        if self.on_broken == "stop":
+            raise ValueError(f"{item}; mend or remove it, or go on without it (--on-broken skip)")
+        self.broken.append(item)
+        say(self.console, f"skipped {item}")
+        if len(self.broken) == self.total:
+            raise ValueError(f"none of {self.total} pictures can be read; the first: {self.broken[0]}")
+
+
+def say(console: Console, text: str) -> None:
+    console.print(Text(printable(text)), soft_wrap=True)  # one line, above the bar where there is one

@@ -20,6 +20,7 @@ from torch import Tensor
 from tailprop.backbone import MIN_SIZE_PX
 from tailprop.checkpoint import write_atomically
 from tailprop.checks import check_at_least
+from tailprop.commands.answering import Skipped, say
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import is_picture, list_pictures, printable, quiet_pillow, read_ahead, read_picture
 from tailprop.distributed import together
@@ -167,7 +168,7 @@ def _classify_visibly(
     options: Predict, classifier: Classifier, paths: Sequence[Path], device: torch.device
 ) -> list[Prediction]:
     console = Console(stderr=True)
-    notes = _Notes(console, options.on_broken)
+    skipped = Skipped(console, options.on_broken, len(paths))
     visible = console.is_terminal and len(paths) > options.batch
     with Progress(console=console, disable=not visible, transient=True) as progress:
         bar = progress.add_task("classifying", total=len(paths))
@@ -176,34 +177,12 @@ def _classify_visibly(
             progress.advance(bar, count)
 
         predictions = classify_pictures(
-            classifier, paths, device, notes.add, options.top, options.batch, options.precision, tick
+            classifier, paths, device, skipped.add, options.top, options.batch, options.precision, tick
         )
-    if not predictions:
-        raise ValueError(f"none of {counted(len(paths), 'picture')} can be read; the first: {notes.broken[0]}")
-    if notes.broken:
-        notes.say(f"{len(notes.broken)} of {counted(len(paths), 'picture')} skipped, {len(predictions)} classified")
+    if skipped.broken:
+        counts = f"{len(skipped.broken)} of {counted(len(paths), 'picture')} skipped, {len(predictions)} classified"
+        say(console, counts)
     return predictions
-
-
-class _Notes:
-    """Names each broken picture on standard error, or stops at the first."""
-
-    def __init__(self, console: Console, on_broken: Literal["skip", "stop"]) -> None:
-        self.console, self.on_broken = console, on_broken
-        self.broken: list[Broken] = []
-
-    def add(self, item: Broken) -> None:
-        if self.on_broken == "stop":
-            raise ValueError(f"{item}; mend or remove it, or go on without it (--on-broken skip)")
-        self.broken.append(item)
-        self.say(f"skipped {item}")
-
-    def say(self, text: str) -> None:
-        _say(self.console, text)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(Text(printable(text)), soft_wrap=True)  # one line, above the bar where there is one
 
 
 def _write(predictions: Sequence[Prediction], options: Predict) -> None:
@@ -218,7 +197,7 @@ def _write(predictions: Sequence[Prediction], options: Predict) -> None:
     content = text.encode("utf-8", "surrogateescape")  # file names byte for byte as the system has them
     write_atomically(options.out, lambda part: part.write_bytes(content))
     # On standard error: the other is for answers, and --out may be /dev/stdout.
-    _say(Console(stderr=True), f"{options.out}: {counted(len(predictions), 'picture')}")
+    say(Console(stderr=True), f"{options.out}: {counted(len(predictions), 'picture')}")
 
 
 def _render(predictions: Sequence[Prediction], written_as: Literal["table", "csv", "json"], console: Console) -> str:

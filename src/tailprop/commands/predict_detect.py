@@ -1,6 +1,5 @@
 """`tailprop predict` for a detector: what it finds, drawn on the pictures and as COCO json."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.text import Text
 from tailprop.checkpoint import write_json
 from tailprop.checks import check_between
 from tailprop.coco_scores import to_results
-from tailprop.commands.answering import Answering
+from tailprop.commands.answering import Answering, Skipped
 from tailprop.data.coco import area_of
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
@@ -25,7 +24,6 @@ from tailprop.distributed import together
 from tailprop.drawing import draw_objects, objects_of
 from tailprop.learner import autocast
 from tailprop.load_detector import LoadedDetector, load_detector
-from tailprop.wording import counted
 
 __all__ = ["PredictDetect", "find_objects", "run"]
 
@@ -83,12 +81,11 @@ def _look_at_all(
     annotations: list[dict[str, Any]] = []
     names = unique_stems(paths)
     quiet = not Console().is_terminal
+    skipped = Skipped(Console(stderr=True), options.on_broken, len(paths))
     for number, path in enumerate(track(paths, "looking", transient=True, disable=quiet), start=1):
         picture = read_picture(path, "RGB")
         if isinstance(picture, Broken):
-            if options.on_broken == "stop":
-                raise ValueError(f"{picture}; mend or remove it, or go on without it (--on-broken skip)")
-            print(printable(f"skipped {picture}"), file=sys.stderr)
+            skipped.add(picture)
             continue
         found = [e for e in find_objects(detector, picture, number, device) if e["score"] >= options.score]
         draw_objects(picture, objects_of(found, detector.categories, options.score)).save(
@@ -98,8 +95,6 @@ def _look_at_all(
         areas = [area_of(entry, picture.width, picture.height) for entry in found]
         numbered = enumerate(zip(found, areas, strict=True), start=len(annotations) + 1)
         annotations += [dict(entry, id=k, iscrowd=0, area=area) for k, (entry, area) in numbered]
-    if not images:
-        raise ValueError(f"none of {counted(len(paths), 'picture')} can be read")
     categories = [dict(id=i, name=name) for i, name in detector.categories.items()]
     return dict(images=images, annotations=annotations, categories=categories)
 

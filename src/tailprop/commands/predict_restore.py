@@ -11,19 +11,17 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.text import Text
 from torch import Tensor
 
 from tailprop.checks import check_at_least
-from tailprop.commands.answering import Answering
+from tailprop.commands.answering import Answering, Skipped, say
 from tailprop.data.degrade import to_unit
 from tailprop.data.loading import Broken
-from tailprop.data.pictures import list_pictures, printable, quiet_pillow, refuse_what_is_there, unique_paths
+from tailprop.data.pictures import list_pictures, quiet_pillow, refuse_what_is_there, unique_paths
 from tailprop.data.raster import Pixels, peak, read_profile, try_pixels, write_pixels
 from tailprop.distributed import together
 from tailprop.load_restorer import Restorer, load_restorer
 from tailprop.restoring import check_tiles, shared_px
-from tailprop.wording import counted
 
 __all__ = ["PredictRestore", "restore_pixels", "run"]
 
@@ -70,30 +68,22 @@ def _restore_all(
     options: PredictRestore, restorer: Restorer, paths: Sequence[Path], targets: Sequence[Path], device: torch.device
 ) -> None:
     notes = Console(stderr=True)
-    done, broken = 0, []
+    skipped = Skipped(notes, options.on_broken, len(paths))
     with quiet_pillow(), Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
         bar = progress.add_task("restoring", total=len(paths))
         for number, (path, target) in enumerate(zip(paths, targets, strict=True)):
             progress.update(bar, completed=number)
             pixels = try_pixels(path)
             if isinstance(pixels, Broken):
-                if len(paths) == 1:
-                    raise ValueError(str(pixels))
-                if options.on_broken == "stop":
-                    raise ValueError(f"{pixels}; mend or remove it, or go on without it (--on-broken skip)")
-                broken.append(pixels)
-                notes.print(Text(printable(f"skipped {pixels}")), soft_wrap=True)
+                skipped.add(pixels)
                 continue
             tile = options.tile_for(pixels)
             how_tiled = (tile, shared_px(tile, options.overlap_px, 64))
             tick = partial(progress.advance, bar)
             restored = restore_pixels(restorer, pixels, device, *how_tiled, options.precision, tick)
             write_pixels(target, restored, read_profile(path))
-            done += 1
             how = "whole" if tile is None else f"in tiles of {tile} px"
-            Console().print(Text(printable(f"{path} -> {target} ({pixels.shape[1]}x{pixels.shape[0]}, {how})")), soft_wrap=True)
-    if done == 0:
-        raise ValueError(f"none of {counted(len(paths), 'picture')} can be read; the first: {broken[0]}")
+            say(Console(), f"{path} -> {target} ({pixels.shape[1]}x{pixels.shape[0]}, {how})")
 
 
 def restore_pixels(

@@ -1,6 +1,5 @@
 """`tailprop predict` for a segmenter: label maps as PNGs, and pictures tinted by class with a legend."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from tailprop.commands.answering import Answering
+from tailprop.commands.answering import Answering, Skipped
 from tailprop.commands.eval_segment import InferenceChoice
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import list_pictures, printable, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
@@ -20,7 +19,6 @@ from tailprop.distributed import together
 from tailprop.labelmaps import draw_labels, save_labels, with_legend
 from tailprop.learner import autocast
 from tailprop.load_segmenter import LoadedSegmenter, load_segmenter
-from tailprop.wording import counted
 
 NAMED = 6  # classes of a picture in the table
 __all__ = ["PredictSegment", "run"]
@@ -67,13 +65,12 @@ def _list(segmenter: LoadedSegmenter) -> str:
 def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Sequence[Path], device: torch.device) -> Table:
     table = Table("picture", "size", "classes, % of pixels")
     quiet = not Console().is_terminal
+    skipped = Skipped(Console(stderr=True), options.on_broken, len(paths))
     pairs = list(zip(paths, unique_stems(paths), strict=True))
     for path, stem in track(pairs, "looking", transient=True, disable=quiet):
         picture = read_picture(path, "RGB")
         if isinstance(picture, Broken):
-            if options.on_broken == "stop":
-                raise ValueError(f"{picture}; mend or remove it, or go on without it (--on-broken skip)")
-            print(printable(f"skipped {picture}"), file=sys.stderr)
+            skipped.add(picture)
             continue
         image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         labels = segmenter.label(to_device(image, device)).cpu().numpy()
@@ -85,8 +82,6 @@ def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Seq
         most = [int(i) for i in np.argsort(-counts, kind="stable")[:NAMED] if counts[i] > 0]
         named = ", ".join(f"{segmenter.classes[i]} {100 * counts[i] / labels.size:.1f}" for i in most)
         table.add_row(Text(printable(str(path))), f"{picture.width}x{picture.height}", Text(named))
-    if not table.rows:
-        raise ValueError(f"none of {counted(len(paths), 'picture')} can be read")
     return table
 
 
