@@ -1,5 +1,6 @@
 """A run small enough for tests: a narrow network of two stages on the embedded digits."""
 
+import functools
 import json
 import os
 import signal
@@ -89,6 +90,26 @@ def launch(
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *target, *args]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
+
+
+def fork(args: list[str], processes: int = 1, script: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The same by forks of a process that has imported everything: no torchrun stands above, and nothing is imported anew."""
+    server = _fork_server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    wanted = dict(args=args, processes=processes, script=str(script) if script else None, timeout=TIMEOUT)
+    server.stdin.write(json.dumps(wanted) + "\n")
+    server.stdin.flush()
+    return subprocess.CompletedProcess(args, **json.loads(server.stdout.readline()))
+
+
+@functools.cache
+def _fork_server() -> subprocess.Popen[str]:
+    """One for all tests of this process; it ends when nobody can ask it any more."""
+    command, environment = [sys.executable, "-m", "tests.fork_server"], os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parents[1]
+    )
 
 
 def assert_refused(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from tailprop.data.scenes import write_coco
 from tailprop.data.synthetic import SceneConfig
 from tailprop.load_detector import load_detector
 from tests.detecting import validation_set, write_recipe
-from tests.runs import assert_refused, assert_same_run, last_row, launch, losses, stop_and_go_on
+from tests.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_go_on
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_stopped_run_ends_with_the_same_weights(
 
 def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes, optim={"epochs": 1, "batch": 1})
-    done = launch(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2)
+    done = fork(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2)
     assert done.returncode == 0, done.stderr
     args = ["eval", str(tmp_path / "run"), "--out", str(tmp_path / "1.json"), "--results", str(tmp_path / "r.json")]
     assert tailprop_cli.main(args) == 0  # alone

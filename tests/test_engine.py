@@ -19,7 +19,7 @@ from tailprop import checkpoint
 from tailprop.load import load_classifier
 from tailprop.runs import RunFolder
 from tests.folders import folder_recipe, jpeg, make_folder, make_snapshot
-from tests.runs import assert_refused, launch, write_recipe
+from tests.runs import assert_refused, fork, launch, write_recipe
 
 
 def test_own_pictures_from_a_checkpoint_with_another_class_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,7 +338,7 @@ def test_imagenet_recipe_end_to_end_on_one_and_two_processes(tmp_path: Path) -> 
     root = make_snapshot(tmp_path / "data", {"train": labels * 2, "validation": [999, 0, 5]})
     small = ["--data.root", str(root), "--data.cache", str(tmp_path / "cache"), "--model.name", "tailprop_pico"]
     small += ["--optim.epochs", "1", "--data.workers", "1", "--run.device", "cpu"]
-    one = launch(["train", "imagenet1k_tiny", *small, "--optim.batch", "8", "--run.out", str(tmp_path / "one")])
+    one = fork(["train", "imagenet1k_tiny", *small, "--optim.batch", "8", "--run.out", str(tmp_path / "one")])
     assert one.returncode == 0, one.stderr
     two = launch(["train", "imagenet1k_tiny", *small, "--optim.batch", "4", "--run.out", str(tmp_path / "two")], processes=2)
     assert two.returncode == 0, two.stderr

@@ -13,7 +13,7 @@ import tailprop_cli
 from tailprop.data.raster import read_pixels
 from tailprop.warmstart import read_state_dict
 from tests.restoring import photograph, write_pictures, write_recipe
-from tests.runs import launch, losses
+from tests.runs import fork, losses
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(trained: Path, tmp_path: Path)
 
 def test_two_processes_score_as_one(trained: Path) -> None:
     for processes in (1, 2):
-        out = launch(["eval", str(trained / "run"), "--out", str(trained / f"{processes}.json")], processes)
+        out = fork(["eval", str(trained / "run"), "--out", str(trained / f"{processes}.json")], processes)
         assert out.returncode == 0, out.stderr
     one, two = (json.loads((trained / f"{n}.json").read_text()) for n in (1, 2))
     assert [row["name"] for row in two["pictures"]] == [f"{i}.png" for i in range(5)]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import tailprop_cli
-from tests.runs import launch, losses, write_recipe
+from tests.runs import fork, launch, losses, write_recipe
 
 HERE = Path(__file__).parent
 
@@ -37,7 +37,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A recipe, and the folder of its run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     recipe = write_recipe(folder / "small.yaml", optim={"epochs": 7})
-    assert launch(["train", str(recipe), "--run.out", str(folder / "run")]).returncode == 0
+    assert fork(["train", str(recipe), "--run.out", str(folder / "run")]).returncode == 0
     return recipe, folder / "run"
 
 
@@ -70,23 +70,23 @@ def test_stopped_by_sigterm_in_the_middle_of_an_epoch(undisturbed: tuple[Path, P
     stop_early(args, run)
     payload = torch.load(run / "last.pt", weights_only=True)
     assert 0 < payload["position"]["step"] < 11
-    assert launch([*args, "--run.resume"]).returncode == 0
+    assert fork([*args, "--run.resume"]).returncode == 0
     assert_same(run, whole)
 
 
 def test_workers_change_nothing(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     recipe, whole = undisturbed
-    assert launch(["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "2"]).returncode == 0
+    assert fork(["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "2"]).returncode == 0
     assert_same(tmp_path / "run", whole)
 
 
 def test_two_processes_learn_what_one_learns_from_the_doubled_batch(tmp_path: Path) -> None:
     plain = {"mixup": 0.0, "cutmix": 0.0}
     recipe = write_recipe(tmp_path / "small.yaml", augment=plain, model={"drop_path": 0.0}, optim={"clip": 1.0})
-    one = launch(["train", str(recipe), "--run.out", str(tmp_path / "one"), "--optim.batch", "80"])
+    one = fork(["train", str(recipe), "--run.out", str(tmp_path / "one"), "--optim.batch", "80"])
     two = launch(["train", str(recipe), "--run.out", str(tmp_path / "two"), "--optim.batch", "40"], processes=2)
     added = ["--optim.batch", "20", "--optim.accumulate", "2"]
-    both = launch(["train", str(recipe), "--run.out", str(tmp_path / "both"), *added], processes=2)
+    both = fork(["train", str(recipe), "--run.out", str(tmp_path / "both"), *added], processes=2)
     assert (one.returncode, two.returncode, both.returncode) == (0, 0, 0), two.stderr + both.stderr
     expected = losses(tmp_path / "one")
     assert len(expected) == 28
@@ -94,7 +94,7 @@ def test_two_processes_learn_what_one_learns_from_the_doubled_batch(tmp_path: Pa
     assert losses(tmp_path / "both") == pytest.approx(expected, abs=1e-5)
     moved = ["train", str(recipe), "--run.out", str(tmp_path / "moved")]
     stop_early([*moved, "--optim.batch", "80"], tmp_path / "moved")
-    assert launch([*moved, "--optim.batch", "40", "--run.resume"], processes=2).returncode == 0
+    assert fork([*moved, "--optim.batch", "40", "--run.resume"], processes=2).returncode == 0
     assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_two_processes_measure_every_picture_once(undisturbed: tuple[Path, Path]
     script = tmp_path / "measures.py"
     script.write_text(MEASURES)
     for processes in (1, 2):
-        done = launch([str(undisturbed[1]), str(tmp_path / f"{processes}.pt")], processes=processes, script=script)
+        done = fork([str(undisturbed[1]), str(tmp_path / f"{processes}.pt")], processes=processes, script=script)
         assert done.returncode == 0, done.stderr
     one, two = (torch.load(tmp_path / f"{processes}.pt", weights_only=True) for processes in (1, 2))
     assert one["count"] == two["count"] == 599  # an odd number: shards of one size would repeat a picture
@@ -152,7 +152,7 @@ def test_two_processes_measure_one_network_where_batch_norms_are_in_it(tmp_path:
     model = {"name": "resnet10t", "drop_path": 0.0, "args": {}}
     recipe = write_recipe(tmp_path / "r.yaml", model=model, optim={"epochs": 1, "epoch_steps": 2, "batch": 8}, run=run)
     (tmp_path / "norms.py").write_text(STATISTICS)
-    done = launch([str(recipe)], processes=2, script=tmp_path / "norms.py")
+    done = fork([str(recipe)], processes=2, script=tmp_path / "norms.py")
     assert "statistics: 28 same" in done.stdout, done.stderr
 
 
@@ -179,7 +179,7 @@ def test_torchrun_restarts_a_crashed_run_by_itself(tmp_path: Path) -> None:
     done = launch(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2, restarts=1, script=script)
     assert done.returncode == 0, done.stderr
     assert "from step" in done.stdout
-    assert launch(["train", str(recipe), "--run.out", str(tmp_path / "whole")], processes=2).returncode == 0
+    assert fork(["train", str(recipe), "--run.out", str(tmp_path / "whole")], processes=2).returncode == 0
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 

@@ -19,7 +19,7 @@ from tailprop.data.synthetic import SHAPES, SceneConfig
 from tailprop.load_segmenter import load_segmenter
 from tailprop.runs import portable
 from tailprop.segmenter import SegmenterConfig
-from tests.runs import assert_refused, assert_same_run, last_row, launch, losses, stop_and_go_on
+from tests.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_go_on
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
 SWIN = "swin_tiny_patch4_window7_224"
@@ -75,7 +75,7 @@ def test_a_stopped_run_ends_with_the_same_weights(
 
 def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes, optim={"epochs": 1})
-    done = launch(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2)
+    done = fork(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2)
     assert done.returncode == 0, done.stderr
     assert len(losses(tmp_path / "run")) == 2
     args = ["eval", str(tmp_path / "run"), "--device", "cpu", "--threads", "1", "--out", str(tmp_path / "alone.json")]

@@ -3,13 +3,15 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from tailprop.quality import Restored, psnr
+
+if TYPE_CHECKING:  # matplotlib is imported when something is drawn: most commands draw nothing, or at their end
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["CONFUSION_CLASSES", "draw_confusion", "draw_curves", "draw_learning", "draw_restored"]
 
@@ -59,7 +61,7 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
         figure.savefig(path, dpi=120)
 
 
-def _write_counts(axes: Axes, counts: Tensor, share: Tensor, names: Sequence[str]) -> None:
+def _write_counts(axes: "Axes", counts: Tensor, share: Tensor, names: Sequence[str]) -> None:
     for row, column in counts.nonzero().tolist():
         colour = "white" if share[row, column] > 0.35 else "black"
         axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", fontsize=7, color=colour)
@@ -100,7 +102,10 @@ def draw_restored(pictures: Sequence[Restored], path: Path, most_px: int = 256) 
     figure.savefig(path, dpi=120)
 
 
-def _figure(width: float, height: float) -> Figure:
+def _figure(width: float, height: float) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)  # no display is asked for
     return figure
