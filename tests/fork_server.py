@@ -72,13 +72,19 @@ def _wait(children: set[int], timeout: float) -> int:
     while children:
         child, status = os.waitpid(-1, os.WNOHANG)
         children.discard(child)
-        failed = child != 0 and status != 0
-        if (failed or time.monotonic() > deadline) and code == 0:
-            code = os.waitstatus_to_exitcode(status) if failed else 124
-            for other in children:
-                os.kill(other, signal.SIGTERM if failed else signal.SIGKILL)
+        if child != 0 and status != 0 and code == 0:
+            code, deadline = os.waitstatus_to_exitcode(status), time.monotonic() + 10
+            _signal(children, signal.SIGTERM)
+        elif time.monotonic() > deadline:
+            code = code or 124
+            _signal(children, signal.SIGKILL)
         time.sleep(0 if child else 0.01)
     return code
+
+
+def _signal(children: set[int], number: int) -> None:
+    for child in children:
+        os.kill(child, number)
 
 
 if __name__ == "__main__":

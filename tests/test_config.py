@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import timm
 import torch
+import yaml
 from PIL import Image
 
 import tailprop_cli
-from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
+from tailprop.config import build, config_hash, find_recipe, read_recipe, recipe_names, to_dict
 from tailprop.data.classify import AugmentConfig, DataConfig, Finish, eval_transform, train_transforms
 from tailprop.data.policies import operations
 from tailprop.optim import build_optimizer, build_schedule
@@ -27,6 +28,8 @@ def load(name: str) -> Any:
 def test_every_recipe_reads_and_survives_a_round_trip(name: str) -> None:
     config = load(name)
     assert build(type(config), to_dict(config)) == config
+    again = yaml.safe_load(yaml.safe_dump(to_dict(config)))
+    assert config_hash(to_dict(build(type(config), again))) == config_hash(to_dict(config))  # as a run that goes on sees it
 
 
 def test_the_recipes_there_are() -> None:
@@ -45,12 +48,13 @@ def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> No
     with torch.device("meta"):
         model = timm.create_model(config.model.name)
     assert model.stages[-1].layers[-1].drop_path.rate == pytest.approx(drop_path)
-    optimizer = build_optimizer(model, config.optim.weight_decay, config.optim.scale_lr, config.optim.betas)
-    assert isinstance(optimizer, torch.optim.AdamW)
+    optim = config.optim
+    optimizer = build_optimizer(model, optim.weight_decay, optim.scale_lr, optim.betas, optim.matrix_lr)
+    assert type(optimizer) is torch.optim.AdamW
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.08}
     assert all(p.ndim > 1 for group in optimizer.param_groups if group["weight_decay"] for p in group["params"])
     assert all(group["betas"] == (0.9, 0.999) for group in optimizer.param_groups)
-    assert config.optim.clip == 5.0
+    assert (optim.clip, optim.accumulate, optim.epoch_steps, config.run.ema) == (5.0, 1, None, 0.0)
 
     steps, processes = 1_281_167 // 1024, 8
     schedule = build_schedule(config.optim, steps, processes)
@@ -84,7 +88,7 @@ def test_imagenet_augmentation_is_the_papers(size: str) -> None:
     assert changed.float().mean().item() == pytest.approx(0.25, abs=0.08)
     mixup = _mixup(config.augment, 1000)
     assert mixup is not None
-    assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.label_smoothing) == (0.8, 1.0, 0.1)
+    assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.label_smoothing, mixup.mix_prob) == (0.8, 1.0, 0.1, 1.0)
 
 
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5", "original", "v0", "augmix-m9-mstd0.5"])
@@ -138,6 +142,8 @@ def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, c
         (["digits", "--run.seed", "-1"], "run.seed must be at least 0"),
         (["digits", "--run.device", "cuda"], "no CUDA device is visible"),
         (["digits", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
+        (["digits", "--model.name", "resnet50.nope"], "timm cannot make resnet50.nope: Invalid pretrained tag"),
+        (["digits", "--model.in-chans", "4", "--augment.auto-augment", "rand-m9"], "RandAugment knows no transparency"),
         (["digits", "--model.name", "tailprop_pic"], "timm has no model 'tailprop_pic'; did you mean 'tailprop_pico'?"),
         (["imagenette", "--data.root", __file__], "test_config.py is a file, not a folder"),
         (["digits", "--model.init", "nowhere.pt"], "no checkpoint at nowhere.pt"),

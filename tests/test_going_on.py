@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tailprop_cli
-from tailprop.config import build
+from tailprop.config import build, to_dict
 from tailprop.distributed import World
 from tailprop.runs import read_settings
 from tailprop.tasks.classify import Classification, ClassifyConfig
@@ -47,6 +47,31 @@ def test_the_run_folder_stands_for_the_command(
     capsys.readouterr()
     assert tailprop_cli.main(["train", str(moved), "--run.resume"]) == 0
     assert f"{moved}, already finished\n" in capsys.readouterr().out
+
+
+def test_weights_without_the_last_checkpoint_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
+    (run / "last.pt").unlink()
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert_refused(["train", str(run), "--run.resume"], "last.pt is gone, so there is nothing to go on from", capsys)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_another_programs_log_is_not_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("mine\n")
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    assert_refused(["train", str(recipe), "--run.out", str(tmp_path / "run")], "holds a run", capsys)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == "mine\n"
+
+
+def test_processes_that_see_other_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, world = build(ClassifyConfig, settings(run={"out": str(tmp_path / "run")})), World(0, 1, torch.device("cpu"))
+    trainer = Trainer(Classification(config, world), config.optim, config.run, to_dict(config), world)
+    monkeypatch.setattr("tailprop.train.gather", lambda value: [value, {"train": "other", "validation": "same"}])
+    with pytest.raises(ValueError, match="not every process sees the same data"):
+        trainer.run()
 
 
 def test_a_mistake_does_not_cost_the_old_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

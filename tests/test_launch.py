@@ -72,7 +72,7 @@ def test_only_its_own_launch_goes_on_by_itself(
     assert "was begun by a launch of the same name (monday)" in capsys.readouterr().err
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert tailprop_cli.main([*command, "--run.overwrite"]) == 0  # a restart: it must not begin again
-    assert "from step 11 on" in capsys.readouterr().out
+    assert f"started again: {tmp_path / 'run'} goes on" in capsys.readouterr().out
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tuesday")
     assert tailprop_cli.main(command) == 2
     assert "holds a run" in capsys.readouterr().err

@@ -198,6 +198,15 @@ def test_a_policy_follows_the_crop_as_in_timm(policy: str, interpolation: str) -
     assert changed > 10
 
 
+def test_noise_for_a_gpu_is_the_same() -> None:
+    finish, seeds = Finish(AugmentConfig(auto_augment=None, erase=0.5), 3, CPU), [mix(0, 0, i) for i in range(20)]
+    images = torch.randn(20, 3, 32, 32)
+    here, there = images.clone(), finish._erase_elsewhere(images, range(0, 20, 3), seeds)
+    finish._erase(here[::3], seeds[::3])
+    assert torch.equal(here, there)
+    assert not torch.equal(here, images)
+
+
 def test_crop_colour_and_erasing_are_independent() -> None:
     config = AugmentConfig(auto_augment=None, erase=0.5)
     finish = Finish(config, 3, CPU)

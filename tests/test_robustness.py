@@ -203,8 +203,6 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    entry = ("tailprop.commands.robustness", "Robustness", "measure a checkpoint on sketches and corrupted pictures")
-    monkeypatch.setitem(tailprop_cli.COMMANDS, "robustness", entry)
     monkeypatch.setenv("COLUMNS", "160")
 
     def run(*args: object) -> tuple[int, str]:

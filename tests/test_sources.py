@@ -1,6 +1,7 @@
 """Where pictures and classes come from: folders, parquet snapshots, timm's datasets."""
 
 import io
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ from PIL import Image
 from tailprop.commands.eval import align_classes
 from tailprop.data.sources import Folder, Parquet, TimmDataset, split_hash
 from tests.folders import jpeg, make_folder, make_snapshot
+from tests.runs import assert_refused, write_recipe
 
 
 def test_classes_are_compared_by_name(tmp_path: Path) -> None:
@@ -70,6 +72,34 @@ def test_folders_are_taken_for_what_they_are(tmp_path: Path) -> None:
         Folder(make_folder(tmp_path / "other", count=1, splits=("train", "eval")), "validation")
     (make_folder(tmp_path / "hidden", count=1) / "val" / ".ipynb_checkpoints").mkdir()
     assert Folder(tmp_path / "hidden", "validation").classes == ("blue", "red")
+
+
+def test_a_validation_folder_beside_the_classes_is_not_trained_on(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "pictures", splits=("train", "val"))
+    for folder in (root / "train").iterdir():
+        folder.rename(root / folder.name)
+    (root / "train").rmdir()
+    assert set(Folder(root, "validation").classes) == {"red", "blue"}
+    with pytest.raises(ValueError, match="has a folder val but none named train or training"):
+        Folder(root, "train")
+
+
+def test_a_picture_beside_the_classes_of_a_split_is_named(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "pictures", splits=("train", "val"))
+    next((root / "train" / "red").iterdir()).rename(root / "train" / "cover.jpg")
+    with pytest.raises(ValueError, match=r"train holds pictures \(cover.jpg\) beside folders"):
+        Folder(root, "train")
+
+
+def test_splits_that_number_their_classes_otherwise_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_snapshot(tmp_path / "data", {"train": [0, 1] * 4, "validation": [0, 1]}, classes=2)
+    shard = min(root.rglob("validation*.parquet"))
+    table = pq.read_table(shard)
+    features = json.loads(table.schema.metadata[b"huggingface"])
+    features["info"]["features"]["label"]["names"].reverse()
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), shard)
+    recipe = write_recipe(tmp_path / "r.yaml", model={"in_chans": 3}, data={"source": "parquet", "root": str(root)})
+    assert_refused(["train", str(recipe), "--run.out", str(tmp_path / "run")], "training and validation differ: ", capsys)
 
 
 def test_every_class_has_pictures_on_both_sides(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from tailprop.config import build
 from tailprop.distributed import World
 from tailprop.evaluate import Accuracy
 from tailprop.tasks.classify import Classification, ClassifyConfig
-from tests.runs import losses, settings, write_recipe
+from tailprop.train import steps_within
+from tests.runs import assert_refused, losses, settings, write_recipe
 
 
 def trained(tmp_path: Path, name: str, *extra: str, epochs: int = 1, **changes: dict[str, Any]) -> dict[str, Tensor]:
@@ -21,10 +22,24 @@ def trained(tmp_path: Path, name: str, *extra: str, epochs: int = 1, **changes: 
     return torch.load(tmp_path / name / "last.pt", weights_only=True)["model"]
 
 
-def test_switches_of_memory_change_nothing(tmp_path: Path) -> None:
+def test_switches_of_memory_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    again = torch.utils.checkpoint.checkpoint
+    monkeypatch.setattr("torch.utils.checkpoint.checkpoint", lambda *args, **how: calls.append(1) or again(*args, **how))
     plain = trained(tmp_path, "plain")
+    assert not calls
     saved = trained(tmp_path, "saved", "--run.grad-checkpointing", "--run.check-gradients")
+    assert calls
     assert all(torch.equal(saved[name], value) for name, value in plain.items())
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_if_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Classification, "loss", infinite_gradient)
+    recipe = write_recipe(tmp_path / "r.yaml", optim={"epochs": 1}, run={"check_gradients": True})
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert_refused(command, "a gradient is not finite in epoch 1, step 1; lower --optim.lr", capsys)
 
 
 def test_compiled_for_each_size_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +65,7 @@ def test_reduced_precision_follows_fp32(precision: str, tmp_path: Path) -> None:
     trained(tmp_path, "fp32")
     trained(tmp_path, precision, "--run.precision", precision)
     assert losses(tmp_path / precision) == pytest.approx(losses(tmp_path / "fp32"), abs=0.02)
+    assert losses(tmp_path / precision) != losses(tmp_path / "fp32")
     scale = torch.load(tmp_path / precision / "last.pt", weights_only=True)["scaler"].get("scale")
     assert scale == (2.0**16 if precision == "fp16" else None)
 
@@ -93,3 +109,8 @@ def test_the_confusion_drawn_is_that_of_the_exported_weights(
     task.draw([{"epoch": n, "loss": 1.0, "top1": top1} for n, top1 in enumerate((90.0, 80.0), start=1)], tmp_path)
     assert drawn == [90]
     assert "the best epoch was before the run was resumed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 10), (0.1, 10), (1.0, 5), (3.0, 1), (60.0, 1)])
+def test_a_gpu_with_long_steps_is_asked_more_often(seconds: float, steps: int) -> None:
+    assert steps_within(seconds) == steps

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from tailprop.warmstart import read_checkpoint
 
 __all__ = ["PART", "load", "naming", "save", "save_weights", "write_atomically", "write_json"]
 
-_FORMAT = 2
+_FORMAT = 3
 PART = ".part"  # what is being written; a leftover means the process died, and is worthless
 
 
@@ -75,9 +76,15 @@ def naming(path: Path) -> Iterator[None]:
         if memory_missing(error) is not None:  # it was not the writing
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        is_full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-        hint = "; make room and try again" if is_full else ""
+        hint = "; make room and try again" if _is_full_disk(error) else ""
         raise OSError(f"cannot write {path} ({reason}); what was saved before is intact{hint}") from error
+
+
+def _is_full_disk(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+    words = "failed writing file|unexpected pos|no space left|file too large|quota"  # PyTorch's and safetensors'
+    return re.search(words, str(error), re.IGNORECASE) is not None
 
 
 def _replace(path: Path, write: Callable[[Path], object], also: Path | None) -> None:

@@ -60,7 +60,7 @@ class OptimConfig:
     """The learning rate grows with the global batch over this; none = it is taken as it is."""
     min_lr: float = 5e-6
     """Learning rate at the end."""
-    warmup_epochs: float = 20
+    warmup_epochs: float = 20.0
     """Epochs of linear warm-up from nearly zero."""
     warmup_steps: int | None = None
     """Optimizer steps of warm-up, in place of warmup_epochs."""
@@ -246,7 +246,7 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain values, ready for YAML or JSON."""
+    """Plain values, ready for YAML or JSON, and the same when they are read again: 20.0 where 20 was given for a float."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -255,7 +255,7 @@ def to_dict(config: Any) -> dict[str, Any]:
             return [plain(v) for v in value]
         return str(value) if isinstance(value, Path) else value
 
-    return plain(dataclasses.asdict(config))
+    return plain(dataclasses.asdict(build(type(config), plain(dataclasses.asdict(config)))))
 
 
 def config_hash(values: dict[str, Any]) -> str:

@@ -4,12 +4,12 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,11 +26,15 @@ __all__ = [
     "gather",
     "join",
     "launch_name",
+    "one_first",
     "say_once",
     "share_batch_norms",
     "sum_over_processes",
     "together",
 ]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,22 @@ def sum_over_processes(values: Tensor, device: torch.device) -> Tensor:
     total = values.to(device)
     dist.all_reduce(total)
     return total.cpu()
+
+
+def one_first(act: Callable[[], T], wait: bool = True) -> T:
+    """Let one process of each machine act before the others do, if they have to wait for it: what it fetched they find."""
+    if not (wait and _is_shared()):
+        return act()
+    is_one = os.environ.get("LOCAL_RANK", "0") == "0"
+    problem, found = None, []
+    if is_one:
+        try:
+            found = [act()]
+        except (ValueError, OSError) as error:
+            problem = error
+    if any(gather(problem is not None)):
+        raise problem or ValueError("another process could not open the data; its own message says why")
+    return found[0] if is_one else act()
 
 
 def share_batch_norms(model: nn.Module) -> None:

@@ -16,8 +16,7 @@ class Position:
     epoch: int = 0  # epochs finished
     step: int = 0  # optimizer steps finished in the current epoch
     total: int = 0  # optimizer steps finished in all
-    seen: int = 0  # steps whose loss is in loss_sum
-    loss_sum: float = 0.0
+    loss_sum: float = 0.0  # of those steps
     seconds: float = 0.0  # of training, evaluation not included
     cpu_seconds: float = 0.0  # of this process, all threads, loader processes not included
     epoch_seconds: float = 0.0

@@ -69,10 +69,15 @@ class RunFolder:
         if self.lock.exists():
             self.hold()
         before = read_config(self.path) if self.config.exists() else None  # refuses a config.yaml that is not ours
-        held = any(path.exists() for path in (self.config, self.last, self.best, self.weights))
+        held = any(path.exists() for path in self._ours())
         if held and not overwrite and not resume:
             raise ValueError(
                 f"{self.path} holds a run; go on with it (--run.resume), replace it (--run.overwrite) or change --run.out"
+            )
+        if resume and not self.last.exists() and (self.best.exists() or self.weights.exists()):
+            raise ValueError(
+                f"{self.last} is gone, so there is nothing to go on from, and a new start would replace the best weights; "
+                "start from them in another folder (--model.init, --run.out), or anew (--run.overwrite)"
             )
         if before is not None and resume:
             refuse_changes(before, settings, self.path)
@@ -242,9 +247,13 @@ def task_of(where: str) -> str | None:
     """The task of a run folder or of a file of weights; none where nobody says."""
     path = Path(where)
     is_weights = path.is_file() and path.suffix in (".pt", ".safetensors")
-    if where.startswith("-") or not (path.is_dir() or is_weights) or (settings := find_settings(path)) is None:
+    if where.startswith("-") or not (path.is_dir() or is_weights):
         return None
-    return str(settings.get("task", "classify"))
+    try:
+        settings = find_settings(path)
+    except ValueError:  # the config.yaml of another program, perhaps in a folder of pictures
+        return None
+    return None if settings is None else str(settings.get("task", "classify"))
 
 
 def portable(settings: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,8 @@ from tailprop.wording import counted
 __all__ = ["Task", "Trainer"]
 
 _LONG_EVALUATION = 20.0  # seconds; SLURM and torchrun give a process about 30 to end
-_LOOK_UP = 10  # steps after which a GPU is waited for, to see whether the run shall stop
+_LOOK_UP = 10  # steps after which a GPU is waited for, to see whether the run shall stop; fewer if they take longer than
+_PATIENCE = 5.0  # seconds
 
 
 class Task(Protocol):
@@ -66,6 +67,7 @@ class Trainer:
         self.last_loss = self.last_lr = 0.0
         self.stop_asked: int | None = None  # the signal that asked
         self.eval_seconds = math.inf  # of the last evaluation
+        self.look_up = 1  # steps until a GPU is waited for
 
     def run(self) -> list[dict[str, float]]:
         try:
@@ -77,6 +79,8 @@ class Trainer:
         self._on_first(lambda: self.folder.check(self.settings, self.config.resume, self.config.overwrite))
         resumed = self.config.resume and self.folder.last.exists()
         self._build(resumed)
+        if any(other != self.identity.split_hash for other in gather(self.identity.split_hash)):
+            raise ValueError("not every process sees the same data; every node needs the same files under --data.root")
         if resumed:
             self._restore(checkpoint.load(self.folder.last))
         if len(set(gather(self.at.total))) > 1:
@@ -151,7 +155,7 @@ class Trainer:
             self.pending += self.learner.step(self.task, batches, lr, self.at.total + 1)
         except FloatingPointError as error:
             raise ValueError(f"{error} in epoch {self.at.epoch + 1}, step {self.at.step + 1}; lower --optim.lr") from None
-        self.at.step, self.at.total, self.at.seen = self.at.step + 1, self.at.total + 1, self.at.seen + 1
+        self.at.step, self.at.total = self.at.step + 1, self.at.total + 1
         self.last_lr = lr
 
     def _catch_up(self) -> None:
@@ -160,7 +164,7 @@ class Trainer:
         A CPU does so at every step. A GPU would have to wait for it, so there it happens where something is logged or saved:
         weights spoilt by such a loss never reach a checkpoint.
         """
-        steps = self.at.seen - self.counted
+        steps = self.at.step - self.counted
         if steps == 0:
             return
         loss = float(self.pending)
@@ -182,14 +186,14 @@ class Trainer:
             )
         self.at.loss_sum += loss
         self.last_loss = loss / steps
-        self.counted = self.at.seen
+        self.counted = self.at.step
         self.pending.zero_()
 
     def _is_due(self) -> bool:
         """Whether something has to be logged or saved after this step; a CPU looks after every one."""
         if self.world.device.type == "cpu" or self.at.step == self.task.order.steps:
             return True
-        return any(self.at.total % every == 0 for every in (self.config.log_every, self.config.save_every, _LOOK_UP))
+        return any(self.at.total % every == 0 for every in (self.config.log_every, self.config.save_every, self.look_up))
 
     def _after_step(self) -> None:
         if not self._is_due():
@@ -209,6 +213,10 @@ class Trainer:
         if self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0:
             self._save()
         self._stop_if_asked(save=True)
+        mean = (
+            float(sum_over_processes(torch.tensor(self.at.epoch_seconds / self.at.step), self.world.device)) / self.world.size
+        )
+        self.look_up = steps_within(mean)
 
     def _stop_if_asked(self, save: bool = False) -> None:
         if any_true(self.stop_asked is not None, self.world.device):
@@ -217,11 +225,11 @@ class Trainer:
             raise Interrupted(f"stopped after step {self.at.total}", self.stop_asked or signal.SIGTERM)
 
     def _finish_epoch(self) -> None:
-        images = self.at.seen * self.identity.global_batch
+        images = self.at.step * self.identity.global_batch
         row: dict[str, float] = {
             "epoch": self.at.epoch + 1,
             "loss": float(sum_over_processes(torch.tensor(self.at.loss_sum), self.world.device))
-            / self.at.seen
+            / self.at.step
             / self.world.size,
             "lr": self.schedule.at(self.at.total - 1),
             "minutes": round(self.at.seconds / 60, 3),
@@ -229,7 +237,7 @@ class Trainer:
             "img_per_s": round(images / self.at.epoch_seconds, 2),
         }
         self.at.epoch, self.at.step, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
-        self.at.seen, self.at.loss_sum, self.counted = 0, 0.0, 0
+        self.at.loss_sum, self.counted = 0.0, 0
         self._close_epoch(row)
 
     def _close_epoch(self, row: dict[str, float]) -> None:
@@ -312,7 +320,7 @@ class Trainer:
             raise ValueError(f"{self.folder.last} {error}") from None
         losses = payload["position"].pop("loss_sum")
         self.at = Position(**payload["position"])
-        self.counted = self.at.seen
+        self.counted = self.at.step
         self.task.broken.update(payload["broken"])
         if len(payload["rng"]) == self.world.size:
             self.at.loss_sum = losses[self.world.rank]
@@ -368,3 +376,8 @@ class Trainer:
 
 def _sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # Apple GPUs have no float64
+
+
+def steps_within(seconds: float) -> int:
+    """How many steps of so many seconds may pass before somebody who asks a GPU to stop is heard."""
+    return max(1, min(_LOOK_UP, int(_PATIENCE / max(seconds, 1e-9))))

@@ -28,6 +28,9 @@ from tailprop.wording import counted
 __all__ = ["DataChoice", "Eval", "align_classes", "evaluate_on", "run"]
 
 
+_DRAWN = (".png", ".jpg", ".pdf", ".svg")
+
+
 @dataclass(frozen=True)
 class DataChoice:
     """Other data than the checkpoint was trained on; what is not given stays as in its run."""
@@ -94,6 +97,8 @@ class Eval:
     def check(self) -> None:
         check_at_least("batch", self.batch, 1)
         check_output_file("--confusion", self.confusion)
+        if self.confusion is not None and (suffix := self.confusion.suffix.lower()) not in _DRAWN:
+            raise ValueError(f"--confusion draws {', '.join(_DRAWN)}, not {suffix or 'a file without a suffix'}")
         check_output_file("--out", self.out)
 
 
@@ -119,6 +124,7 @@ def align_classes(source: Source, known: tuple[str, ...]) -> None:
     """Make the source's labels mean the classifier's classes: by name, or by place where it has as many and shares no name."""
     if source.classes == known:
         return
+    check_labels(source, len(source.classes), "evaluation")
     names, place = tell_apart(source.classes), {name: index for index, name in enumerate(tell_apart(known))}
     strange = [name for name in names if name not in place]
     if not strange:
@@ -181,10 +187,10 @@ def _say(options: Eval, classifier: Classifier, data: DataConfig, result: Accura
     console.print(table)
     if result.broken:
         print(f"{counted(len(result.broken), 'broken picture')} left out, the first: {result.broken[0]}")
-    if options.confusion is not None:
-        options.confusion.parent.mkdir(parents=True, exist_ok=True)
-        draw_confusion(result.confusion, classifier.classes, options.confusion)
     if options.out is not None:
         numbers = dict(model=classifier.name, count=result.count, size_px=data.size_px, broken=len(result.broken))
         numbers |= dict(top1=result.top1, top5=result.top5, loss=result.loss)
         write_json(options.out, numbers)
+    if options.confusion is not None:
+        options.confusion.parent.mkdir(parents=True, exist_ok=True)
+        draw_confusion(result.confusion, classifier.classes, options.confusion)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tailprop.backbone import MIN_SIZE_PX
 from tailprop.checkpoint import write_atomically
-from tailprop.checks import check_at_least
+from tailprop.checks import check_at_least, check_output_file
 from tailprop.commands.answering import Skipped, say
 from tailprop.data.loading import Broken, to_device
 from tailprop.data.pictures import is_picture, list_pictures, printable, quiet_pillow, read_ahead, read_picture
@@ -66,8 +66,7 @@ class Predict:
         check_at_least("batch", self.batch, 1)
         if self.size_px is not None:
             check_at_least("size_px", self.size_px, MIN_SIZE_PX)
-        if self.out is not None and self.out.is_dir():
-            raise ValueError(f"--out {self.out} is a folder; name a file in it")
+        check_output_file("--out", self.out)
         if self.out is not None and is_picture(self.out):  # a forgotten name would cost the picture after --out
             raise ValueError(f"--out {self.out} is named like a picture; the answer is text: .csv, .json or .txt")
 

@@ -1,7 +1,7 @@
 """Pictures for classification: settings, augmentation, batches."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from torchvision.transforms import Compose
 
 from tailprop.checks import check_at_least, check_between, check_choice
 from tailprop.data.cut import RandomCut
-from tailprop.data.loading import Broken, Examples, Key
+from tailprop.data.loading import Broken, Examples, Key, to_device
 from tailprop.data.pictures import prepare, reason_of, shorten
 from tailprop.data.policies import timm_policy
 from tailprop.data.sources import Digits, Folder, Parquet, Source, TimmDataset
@@ -251,11 +251,24 @@ class Finish:
         if self.jitter > 0:
             images = jitter_colours(images, self._factors(seeds, images.device))
         images = images.sub_(self.mean).div_(self.std)
-        for image, seed in zip(images, seeds, strict=True) if self.chance > 0 else ():
-            if random.Random(mix(seed, 2)).random() < self.chance:
-                with seeded(mix(seed, 3)):
-                    self.erase(image)  # in place
+        chosen = [i for i, seed in enumerate(seeds) if random.Random(mix(seed, 2)).random() < self.chance]
+        if images.device.type == "cpu":
+            self._erase((images[i] for i in chosen), (seeds[i] for i in chosen))
+        elif chosen:
+            images = self._erase_elsewhere(images, chosen, seeds)
         return images
+
+    def _erase(self, images: Iterable[Tensor], seeds: Iterable[int]) -> None:
+        for image, seed in zip(images, seeds, strict=True):
+            with seeded(mix(seed, 3)):
+                self.erase(image)  # in place
+
+    def _erase_elsewhere(self, images: Tensor, chosen: Sequence[int], seeds: Sequence[int]) -> Tensor:
+        """The same noise for pictures on a GPU, brought there at once: it would be waited for at every rectangle."""
+        patches = torch.full((len(chosen), *images.shape[1:]), torch.nan, pin_memory=images.device.type == "cuda")
+        self._erase(patches, (seeds[i] for i in chosen))
+        noise, place = to_device(patches, images.device), to_device(torch.tensor(chosen), images.device)
+        return images.index_copy(0, place, torch.where(noise.isnan(), images[place], noise))
 
     def _factors(self, seeds: Sequence[int], device: torch.device) -> Tensor:  # (3, B, 1, 1, 1)
         low, high = max(0.0, 1 - self.jitter), 1 + self.jitter

@@ -6,7 +6,7 @@ A source knows its classes and labels without reading a picture, and reads one p
 import hashlib
 import io
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,18 @@ from tailprop.data.pictures import is_picture, printable
 from tailprop.data.splits import SPLITS, existing_folder, numbered_classes
 from tailprop.distributed import say_once
 
-__all__ = ["SPLITS", "Digits", "Folder", "Parquet", "Source", "TimmDataset", "check_labels", "split_hash", "tell_apart"]
+__all__ = [
+    "SPLITS",
+    "Digits",
+    "Folder",
+    "Parquet",
+    "Source",
+    "TimmDataset",
+    "check_labels",
+    "check_same_classes",
+    "split_hash",
+    "tell_apart",
+]
 
 
 class Source(Protocol):
@@ -42,8 +53,8 @@ class Folder:
         self.root = existing_folder(root)
         given = _split_folders(root)
         where = given[split]
-        if given["train"] is not None and where is None:
-            raise ValueError(f"{root} has a folder for training but none named {' or '.join(SPLITS[split])}")
+        if where is None and (others := [folder.name for folder in given.values() if folder is not None]):
+            raise ValueError(f"{root} has a folder {others[0]} but none named {' or '.join(SPLITS[split])}")
         try:
             names = [name for name in find_classes(str(given["train"] or where or root))[0] if not name.startswith(".")]
             index = {name: place for place, name in enumerate(names)}
@@ -153,6 +164,19 @@ def check_labels(source: Source, num_classes: int, what: str, advice: str = "") 
         )
 
 
+def check_same_classes(train: Source, validation: Source) -> None:
+    """Refuse splits that number their classes otherwise: what is measured would be wrong without a word.
+
+    Where classes have no names, a split knows those up to its highest label.
+    """
+    pairs = zip(train.classes, validation.classes, strict=False)
+    if (wrong := next(((a, b) for a, b in pairs if a != b), None)) is not None:
+        raise ValueError(
+            f"the classes of training and validation differ: {wrong[0]!r} in the one is in the place of {wrong[1]!r} in the "
+            "other; both need the same classes in the same order"
+        )
+
+
 def _split_folders(root: Path) -> dict[str, Path | None]:
     """The folders of the splits: those that hold folders themselves. One that holds pictures is a class of that name."""
     return {
@@ -163,7 +187,13 @@ def _split_folders(root: Path) -> dict[str, Path | None]:
 
 def _holds_folders(folder: Path) -> bool:
     inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    return any(path.is_dir() for path in inside) and not any(_is_visible_picture(str(path)) for path in inside)
+    folders, pictures = [p for p in inside if p.is_dir()], [p for p in inside if _is_visible_picture(str(p))]
+    if folders and pictures:
+        raise ValueError(
+            f"{folder} holds pictures ({pictures[0].name}) beside folders ({folders[0].name}): a split has a folder for each "
+            "class, a class has pictures; move one or the other"
+        )
+    return bool(folders)
 
 
 def _is_visible_picture(path: str) -> bool:
@@ -185,8 +215,10 @@ def _refuse_unknown_classes(where: Path, names: Sequence[str]) -> None:
 def _hold_out(pictures: Sequence[tuple[str, int]], root: Path, share: float) -> set[str]:
     """The files held out, chosen by each one's own name; of every class at least one, and never all of it."""
     chosen: set[str] = set()
-    for label in {label for _, label in pictures}:
-        drawn = sorted((_lot(path, root), path) for path, place in pictures if place == label)
+    lots: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    for path, label in pictures:
+        lots[label].append((_lot(path, root), path))
+    for drawn in map(sorted, lots.values()):
         count = sum(lot < share for lot, _ in drawn)
         if 0 < share < 1 and len(drawn) > 1:
             count = min(max(count, 1), len(drawn) - 1)

@@ -5,6 +5,9 @@ Everything it needs comes with the packages: scikit-learn's handwritten digits a
 """
 
 import dataclasses
+import os
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +58,13 @@ def run(demo: Demo) -> None:
         console.print(f"  {demo.out / name}: {what}", soft_wrap=True)
     console.print("Next:")
     for command, what in _NEXT.items():
-        console.print(f"  {command.format(out=demo.out)}  # {what}", soft_wrap=True, highlight=False)
+        console.print(f"  {command.format(tailprop=_program(), out=demo.out)}  # {what}", soft_wrap=True, highlight=False)
+
+
+def _program() -> str:
+    """How this program is called: by its name where a shell finds it, else by its path, as in the environment of `make`."""
+    own = Path(sys.argv[0])
+    return "tailprop" if own.name != "tailprop" or shutil.which("tailprop") else os.path.relpath(own)
 
 
 _MADE = {
@@ -66,10 +75,10 @@ _MADE = {
     "manifest.json": "what exactly was run, on what",
 }
 _NEXT = {
-    "tailprop eval {out}": "measure it again",
-    "tailprop train finetune_folder --data.root PICTURES": "your own pictures, one folder for each class",
-    "tailprop models": "the backbones",
-    "tailprop bench": "their speed on this machine",
+    "{tailprop} eval {out}": "measure it again",
+    "{tailprop} train finetune_folder --data.root PICTURES": "your own pictures, one folder for each class",
+    "{tailprop} models": "the backbones",
+    "{tailprop} bench": "their speed on this machine",
 }
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,8 +30,8 @@ from tailprop.data.classify import (
     train_transforms,
 )
 from tailprop.data.loading import Damage, EvalOrder, TrainOrder, make_loader, require_full, to_device
-from tailprop.data.sources import check_labels, split_hash
-from tailprop.distributed import World
+from tailprop.data.sources import check_labels, check_same_classes, split_hash
+from tailprop.distributed import World, one_first
 from tailprop.evaluate import Accuracy, evaluate_classifier
 from tailprop.figures import CONFUSION_CLASSES, draw_confusion, draw_learning
 from tailprop.runs import read_config, read_notes
@@ -61,6 +62,8 @@ class ClassifyConfig:
         self.run.check()
         if (self.augment.mixup > 0 or self.augment.cutmix > 0) and self.optim.batch % 2:
             raise ValueError(f"mixup and CutMix need an even --optim.batch, got {self.optim.batch}")
+        if self.augment.auto_augment is not None and self.model.in_chans == 4:
+            raise ValueError("RandAugment knows no transparency: model.in_chans 4 needs --augment.auto-augment None")
 
 
 class Classification:
@@ -74,7 +77,7 @@ class Classification:
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(in_chans)
         if mode is None:
             raise ValueError(f"pictures have 1, 3 or 4 channels, model.in_chans is {in_chans}")
-        train, validation = open_source(data, "train"), open_source(data, "validation")
+        train, validation = (one_first(partial(open_source, data, split), data.download) for split in ("train", "validation"))
         self.classes = train.classes
         self.num_classes = data.num_classes or len(train.classes)
         if len(train.classes) < 2 and data.num_classes is None:
@@ -82,6 +85,7 @@ class Classification:
                 f"there is a single class, {', '.join(train.classes)}: nothing to tell apart; of folders, --data.root is "
                 "the one that holds a folder for each class"
             )
+        check_same_classes(train, validation)
         advice = " or set --data.num-classes"
         check_labels(train, self.num_classes, "train", advice)
         check_labels(validation, self.num_classes, "validation", advice)
@@ -131,7 +135,9 @@ class Classification:
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """What the manifest says of this task."""
-        size = self.config.data.size_px
+        size, others = self.config.data.size_px, set(self.config.data.train_px)
+        for other in others - {size}:
+            self._count_macs(model.eval(), other, "--data.train-px")
         return {
             "classes": len(self.classes),
             "examples": {name: len(source.labels) for name, source in self.sources.items()},
@@ -140,7 +146,7 @@ class Classification:
             "macs": self._count_macs(model.eval(), size),
         }
 
-    def _count_macs(self, model: nn.Module, size: int) -> int:
+    def _count_macs(self, model: nn.Module, size: int, option: str = "--data.size-px") -> int:
         try:
             return count_macs(model, size, size)
         except (AssertionError, RuntimeError) as error:  # transformers of a fixed size refuse others
@@ -148,7 +154,7 @@ class Classification:
                 raise
             name, reason = self.config.model.name, str(error).splitlines()[0]
             raise ValueError(
-                f"{name} does not take pictures of {size} px: {reason} Change --data.size-px, or set img_size in model.args"
+                f"{name} does not take pictures of {size} px: {reason} Change {option}, or set img_size in model.args"
             ) from None
 
     def metadata(self) -> dict[str, str]:
@@ -181,8 +187,10 @@ def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> 
         settings["drop_path_rate"] = config.drop_path
     try:
         model = timm.create_model(config.name, num_classes=num_classes, in_chans=config.in_chans, **settings)
-    except TypeError as error:
-        raise ValueError(f"{config.name} does not take these arguments: {error}") from None
+    except (TypeError, RuntimeError) as error:  # an argument it does not take, a tag of weights that there are not
+        if memory_missing(error):
+            raise
+        raise ValueError(f"timm cannot make {config.name}: {error}") from None
     if config.init is not None:
         taken = warm_start(model, read_state_dict(weights_file(config.init)))
         _refuse_another_architecture(config, model, taken)
