@@ -58,7 +58,7 @@ def test_a_launch_without_a_name_is_known_by_its_agents_start(monkeypatch: pytes
     names = {launch_name()}
     monkeypatch.setattr(os, "getppid", os.getpid)  # another agent
     names.add(launch_name())
-    assert len({name.rpartition(" ")[2] for name in names}) == 2
+    assert len(names) == 2
 
 
 def test_only_its_own_launch_goes_on_by_itself(

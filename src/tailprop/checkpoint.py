@@ -83,7 +83,7 @@ def naming(path: Path) -> Iterator[None]:
 def _is_full_disk(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-    words = "failed writing file|unexpected pos|no space left|file too large|quota"  # PyTorch's and safetensors'
+    words = "failed writing file|unexpected pos|iostream error|no space left|file too large|quota"  # PyTorch's and safetensors'
     return re.search(words, str(error), re.IGNORECASE) is not None
 
 

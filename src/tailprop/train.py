@@ -213,10 +213,9 @@ class Trainer:
         if self.at.step < self.task.order.steps and self.at.total % self.config.save_every == 0:
             self._save()
         self._stop_if_asked(save=True)
-        mean = (
-            float(sum_over_processes(torch.tensor(self.at.epoch_seconds / self.at.step), self.world.device)) / self.world.size
-        )
-        self.look_up = steps_within(mean)
+        if self.world.device.type != "cpu":  # all processes have to look up at the same steps
+            seconds = torch.tensor(self.at.epoch_seconds / self.at.step)
+            self.look_up = steps_within(float(sum_over_processes(seconds, self.world.device)) / self.world.size)
 
     def _stop_if_asked(self, save: bool = False) -> None:
         if any_true(self.stop_asked is not None, self.world.device):
