@@ -26,7 +26,7 @@ bench: $(READY)
 # constraints.txt holds the versions the tests have seen; pyproject.toml the ranges that should work.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 # timm's tests come with its source distribution only.
