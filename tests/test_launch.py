@@ -16,7 +16,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import tailprop_cli
 from tailprop import checkpoint
-from tailprop.distributed import agree_on_name, launch_name, together
+from tailprop.distributed import agree_on_name, launch_name, one_first, together
 from tailprop.tasks.classify import Classification
 from tests.folders import folder_recipe, make_folder
 from tests.runs import TIMEOUT, assert_refused, last_row, launch, write_recipe
@@ -96,6 +96,24 @@ def test_a_failure_in_one_process_of_eval_is_a_line_too(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "val/red/7.jpg: not a picture" in done.stderr
     assert str(Path(tailprop_cli.__file__)) not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rank", "failed", "acts"), [("0", False, "act, meet"), ("1", False, "meet, act"), ("1", True, "meet")]
+)
+def test_one_process_of_a_machine_fetches_and_the_others_find(
+    rank: str, failed: bool, acts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr("tailprop.distributed._is_shared", lambda: True)
+    monkeypatch.setattr("tailprop.distributed.gather", lambda value: done.append("meet") or [value, failed])
+    if failed:
+        with pytest.raises(ValueError, match="another process could not open the data"):
+            one_first(lambda: done.append("act"))
+    else:
+        one_first(lambda: done.append("act"))
+    assert ", ".join(done) == acts
 
 
 def test_a_lost_process_is_said_and_other_errors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
