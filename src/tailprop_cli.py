@@ -97,8 +97,15 @@ def _run(name: str, args: list[str]) -> int:
     module = import_module(module_name)
     try:
         if hasattr(module, "parse"):  # its options depend on its first argument
-            return module.run(module.parse(args)) or 0
-        return module.run(parse_options(getattr(module, options_name), args, command, what)) or 0
+            options = module.parse(args)
+        else:
+            options = parse_options(getattr(module, options_name), args, command, what)
+    except ValueError:
+        if os.environ.get("RANK", "0") != "0":  # all of torchrun's processes are told the same, and one says what is wrong
+            return 2
+        raise
+    try:
+        return module.run(options) or 0
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":  # torchrun's processes all stop, and one says so
             with contextlib.suppress(OSError):  # Ctrl-C ends a `tee` behind us, too

@@ -145,6 +145,8 @@ def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, c
         (["digits", "--model.name", "resnet50.nope"], "timm cannot make resnet50.nope: Invalid pretrained tag"),
         (["digits", "--model.in-chans", "4", "--augment.auto-augment", "rand-m9"], "RandAugment knows no transparency"),
         (["digits", "--model.name", "tailprop_pic"], "timm has no model 'tailprop_pic'; did you mean 'tailprop_pico'?"),
+        (["."], "the folder . has no config.yaml"),
+        (["digits", "--data.source", "timm", "--data.name", "torch/cifar10"], "timm's torch/cifar10 needs --data.root"),
         (["imagenette", "--data.root", __file__], "test_config.py is a file, not a folder"),
         (["digits", "--model.init", "nowhere.pt"], "no checkpoint at nowhere.pt"),
         (["digits", "--optim.batch", "33", "--augment.mixup", "0.2"], "even --optim.batch"),
@@ -178,3 +180,12 @@ def test_an_unknown_option_names_the_one_that_was_meant(option: str, meant: str,
 
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(["eval"], "tailprop eval needs CHECKPOINT A run folder, a file of weights", capsys)
+
+
+def test_of_torchruns_processes_one_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert tailprop_cli.main(["train", "digits", "--optim.epohs", "1"]) == 2
+        assert capsys.readouterr().err.count("\n") == lines

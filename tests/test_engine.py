@@ -111,7 +111,11 @@ def test_eval_measures_all_of_another_folder(tmp_path: Path, capsys: pytest.Capt
     assert tailprop_cli.main(command) == 0
     held_out = json.loads(out.read_text())["count"]
     assert 0 < held_out < 16
-    assert "about 50% of it, held out of training, were measured" in capsys.readouterr().out
+    assert "about 50% of it were measured, held out of training" in capsys.readouterr().out
+    assert tailprop_cli.main([*command, "--split", "train"]) == 0
+    assert "about 50% of it were measured, those of training" in capsys.readouterr().out
+    assert tailprop_cli.main([*command, "--data.held-out", "0.3"]) == 0
+    assert "training held out 50%, so some of these may be among those it learned from" in capsys.readouterr().out
     other = make_folder(tmp_path / "other", count=3, splits=("all",)) / "all"
     assert tailprop_cli.main([*command, "--data.root", str(other)]) == 0
     assert json.loads(out.read_text())["count"] == 6

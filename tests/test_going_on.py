@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import tailprop_cli
 from tailprop.config import build, to_dict
@@ -56,6 +57,34 @@ def test_weights_without_the_last_checkpoint_are_not_replaced(tmp_path: Path, ca
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     assert_refused(["train", str(run), "--run.resume"], "last.pt is gone, so there is nothing to go on from", capsys)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_an_export_that_was_removed_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
+    before = load_file(run / "model.safetensors")
+    (run / "model.safetensors").unlink()
+    assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
+    after = load_file(run / "model.safetensors")
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert tailprop_cli.main(["eval", str(run)]) == 0  # it carries its settings and names again
+    for name in ("model.safetensors", "best.pt"):
+        (run / name).unlink()
+    capsys.readouterr()
+    assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
+    said = capsys.readouterr()
+    assert "the best weights are lost" in said.err
+    assert "model.safetensors" not in said.out
+
+
+def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(tmp_path / "pictures")
+    monkeypatch.chdir(tmp_path)
+    assert tailprop_cli.main(folder_recipe(tmp_path, Path("pictures"))) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert tailprop_cli.main(["eval", "../run"]) == 0
+    assert tailprop_cli.main(["train", "../run", "--run.resume"]) == 0
 
 
 def test_another_programs_log_is_not_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

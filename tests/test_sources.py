@@ -22,8 +22,12 @@ def test_classes_are_compared_by_name(tmp_path: Path) -> None:
     only_red = Folder(root, "train")
     align_classes(only_red, ("blue", "red"))
     assert only_red.labels.tolist() == [1, 1]
-    with pytest.raises(ValueError, match="the data has 1 classes, among them 'red'"):
+    with pytest.raises(ValueError, match=r"does not know the data's class 'red'; it knows 2 \(cat, dog\)"):
         align_classes(Folder(root, "train"), ("cat", "dog"))
+    (root / "train" / "void").mkdir()  # without pictures it is no class that has to be known
+    with_empty = Folder(root, "train")
+    align_classes(with_empty, ("blue", "red", "yellow"))
+    assert with_empty.labels.tolist() == [1, 1]
 
 
 def test_classes_are_taken_in_order_only_if_no_name_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from tailprop.checks import memory_missing
 from tailprop.warmstart import read_checkpoint
 
-__all__ = ["PART", "load", "naming", "save", "save_weights", "write_atomically", "write_json"]
+__all__ = ["PART", "load", "naming", "save", "save_tensors", "save_weights", "write_atomically", "write_json"]
 
 _FORMAT = 3
 PART = ".part"  # what is being written; a leftover means the process died, and is worthless
@@ -36,7 +36,10 @@ def save(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """A checkpoint written by `save`."""
-    payload = read_checkpoint(path)
+    try:
+        payload = read_checkpoint(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; to start from other weights of the run use --model.init and another --run.out") from None
     if payload.get("format") != _FORMAT:
         raise ValueError(
             f"{path} is not a checkpoint of this version of the program; to start from its weights use --model.init"
@@ -46,7 +49,11 @@ def load(path: Path) -> dict[str, Any]:
 
 def save_weights(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
     """The weights alone, as safetensors, for timm and everybody else."""
-    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    save_tensors(path, model.state_dict(), metadata)
+
+
+def save_tensors(path: Path, state: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    weights = {name: value.detach().cpu().contiguous() for name, value in state.items()}
     write_atomically(path, lambda part: save_file(weights, part, metadata))
 
 

@@ -164,6 +164,10 @@ def find_recipe(name: str) -> Path:
             return folder / f"{name}.yaml"
     if (run := Path(name) / "config.yaml").is_file():
         return run
+    if Path(name).is_dir():
+        raise ValueError(
+            f"the folder {name} has no config.yaml that would tell what is run in it; give the recipe, with --run.out {name}"
+        )
     known = recipe_names()
     close = difflib.get_close_matches(name, known, n=1)
     raise ValueError(

@@ -30,6 +30,8 @@ class Bar:
     def __init__(self, total: int, done: int, images_per_step: int, world: World) -> None:
         self.world, self.images = world, images_per_step
         console = _Console()
+        if not console.is_terminal:
+            console = _Console(width=120)  # in a log nothing is cut off
         columns = (
             "{task.description}",
             BarColumn(20 if console.width >= 100 else 5),  # 80 columns hold everything else

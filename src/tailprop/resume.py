@@ -41,6 +41,10 @@ class Identity:
 
     def check(self, saved: Mapping[str, Any], path: Path) -> None:
         """Refuse a checkpoint of another run."""
+        if saved["config_hash"] != self.config_hash:  # config.yaml, which would name them, is gone or of another run
+            raise ValueError(
+                f"{path} was trained with other settings; repeat them, or start a new run from its weights with --model.init"
+            )
         if (before := math.prod(saved["division"])) != self.global_batch:
             raise ValueError(
                 f"{path} was made with {before} images in a step, now there are {self.global_batch}; choose --optim.batch and "
@@ -50,10 +54,6 @@ class Identity:
             raise ValueError(
                 f"{path} was made with {saved['steps_per_epoch']} steps in an epoch, now there are {self.steps_per_epoch}; "
                 "put the data back as it was, or start a new run from its weights with --model.init"
-            )
-        if saved["config_hash"] != self.config_hash:  # config.yaml, which would name them, is gone
-            raise ValueError(
-                f"{path} was trained with other settings; repeat them, or start a new run from its weights with --model.init"
             )
         if changed := [name for name, value in self.split_hash.items() if saved["split_hash"].get(name) != value]:
             raise ValueError(

@@ -96,7 +96,8 @@ class RunFolder:
         if launch:  # first: a process killed after config.yaml would leave a run that this launch does not know for its own
             checkpoint.write_atomically(self.launch, lambda part: part.write_text(launch))
         asked = {"resume": False, "overwrite": False}  # of this launch alone: the file is a recipe, too
-        kept = yaml.safe_dump(settings | {"run": settings["run"] | asked}, sort_keys=False)
+        data = {name: _absolute(value) if name in _OF_A_MACHINE else value for name, value in settings["data"].items()}
+        kept = yaml.safe_dump(settings | {"run": settings["run"] | asked, "data": data}, sort_keys=False)
         checkpoint.write_atomically(self.config, lambda part: part.write_text(kept))
 
     def _unusable(self, error: OSError) -> ValueError:
@@ -193,6 +194,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not _are_settings(settings):
         raise ValueError(f"{path} is not the config.yaml of a run of this program; choose another folder")
     return settings
+
+
+def _absolute(value: Any) -> Any:
+    """A place that is found from any other folder, too."""
+    return str(Path(value).absolute()) if isinstance(value, str) and Path(value).exists() else value
 
 
 def _are_settings(found: Any) -> bool:

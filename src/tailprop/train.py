@@ -327,8 +327,18 @@ class Trainer:
         else:
             self.at.loss_sum = sum(losses) / len(losses)
             seed_process(self.config.seed, self.world.rank, self.at.total)
+        if self.world.is_first and self.at.best and not self.folder.weights.exists():
+            self._export_again()
         if self.world.is_first and (difference := self.identity.difference(payload)) is not None:
             print(difference)
+
+    def _export_again(self) -> None:
+        """The best weights, from their checkpoint, where somebody removed the file that was made of it."""
+        if not self.folder.best.exists():
+            print(f"{self.folder.weights} and {self.folder.best} are gone: the best weights are lost", file=sys.stderr)
+            return
+        payload = checkpoint.load(self.folder.best)
+        checkpoint.save_tensors(self.folder.weights, payload["ema"] or payload["model"], self._notes())
 
     # What is said
 

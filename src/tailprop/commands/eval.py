@@ -115,9 +115,17 @@ def run(options: Eval) -> None:
         if world.is_first:
             _say(options, classifier, data, result)
             if isinstance(source, Folder) and source.share is not None:
-                whole = source.share in (0, 1)
-                what = "all of it was" if whole else f"about {source.share:.0%} of it, held out of training, were"
-                print(f"{data.root} has no split of its own: {what} measured (--data.held-out)")
+                print(f"{data.root} has no split of its own: {_part(options.split, source.share, classifier.data.held_out)}")
+
+
+def _part(split: str, share: float, held_out: float) -> str:
+    """Which part of a folder was measured, where `share` of it is held out now and `held_out` was in training."""
+    if share in (0, 1):
+        return "all of it was measured (--data.held-out)"
+    measured = f"about {share if split == 'validation' else 1 - share:.0%} of it were measured"
+    if share != held_out:
+        return f"{measured}; training held out {held_out:.0%}, so some of these may be among those it learned from"
+    return f"{measured}, {'held out of training' if split == 'validation' else 'those of training'} (--data.held-out)"
 
 
 def align_classes(source: Source, known: tuple[str, ...]) -> None:
@@ -126,13 +134,14 @@ def align_classes(source: Source, known: tuple[str, ...]) -> None:
         return
     check_labels(source, len(source.classes), "evaluation")
     names, place = tell_apart(source.classes), {name: index for index, name in enumerate(tell_apart(known))}
-    strange = [name for name in names if name not in place]
+    present = set(np.unique(source.labels).tolist())  # a class without pictures is nobody's business
+    strange = [name for index, name in enumerate(names) if name not in place and index in present]
     if not strange:
-        source.labels = np.array([place[name] for name in names])[source.labels]
+        source.labels = np.array([place.get(name, -1) for name in names])[source.labels]
         source.classes = known
     elif len(names) != len(known):
         raise ValueError(
-            f"the data has {len(names)} classes, among them {strange[0]!r}, and the model knows {len(known)} others "
+            f"the model does not know the data's class {strange[0]!r}; it knows {len(known)} "
             f"({', '.join(known[:3])}{', ...' if len(known) > 3 else ''})"
         )
     elif len(strange) < len(names):

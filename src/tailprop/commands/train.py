@@ -36,7 +36,9 @@ def parse(args: list[str]) -> Any:
         default = _in_folder(default, path.parent)
     elif default.run.out == type(default.run)().out:  # every recipe has a folder of its own
         default = _in_folder(default, default.run.out.with_name(path.stem))
-    return parse_options(config, args[1:], f"tailprop train {args[0]}", default=default)
+    chosen = parse_options(config, args[1:], f"tailprop train {args[0]}", default=default)
+    chosen.check()
+    return chosen
 
 
 def _in_folder(config: Any, out: Path) -> Any:
@@ -44,7 +46,6 @@ def _in_folder(config: Any, out: Path) -> Any:
 
 
 def run(config: Any) -> None:
-    config.check()
     with together(config.run.device, config.run.threads) as world:
         if any_true(world.is_first and RunFolder(config.run.out).is_of(launch_name()), world.device):
             config = _go_on(config, world)
@@ -94,4 +95,5 @@ def _say(trainer: Trainer) -> None:
         f"best: [bold]{trainer.task.summary(best)}[/] after epoch {best['epoch']:.0f}; "
         f"{trainer.at.seconds / 60:.1f} minutes of training"
     )
-    print(f"{folder.weights}: the best weights; {folder.path / 'learning.png'}: the curve")
+    weights = f"{folder.weights}: the best weights; " if folder.weights.exists() else ""
+    print(f"{weights}{folder.path / 'learning.png'}: the curve")

@@ -87,6 +87,8 @@ class DataConfig:
             check_at_least("data.resize_px", self.resize_px, self.size_px)
         if self.source == "timm" and not self.name:
             raise ValueError("source timm needs --data.name, for example torch/cifar10")
+        if self.source == "timm" and self.root is None and not self.name.startswith("hfds/"):
+            raise ValueError(f"timm's {self.name} needs --data.root, the folder it is in or is downloaded to")
         if self.root is None and self.source in ("folder", "parquet"):
             raise ValueError(f"a {self.source} needs --data.root, the folder the pictures are in")
 

@@ -9,6 +9,7 @@ import atexit
 import os
 import signal
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -174,18 +175,20 @@ def make_loader(
     workers: int,
     device: torch.device,
 ) -> DataLoader[Any]:
-    loader = DataLoader(
-        dataset,
-        batch_sampler=order,
-        collate_fn=collate,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # its own, or starting an epoch would draw from the generator of the weights
-        worker_init_fn=partial(_begin_worker, polite=device.type == "cpu"),
-        # forked workers share the sources' memory; anything else would pickle them
-        multiprocessing_context="fork" if workers > 0 and sys.platform == "linux" else None,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more processes than cores: the user's choice
+        loader = DataLoader(
+            dataset,
+            batch_sampler=order,
+            collate_fn=collate,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=device.type == "cuda",
+            generator=torch.Generator(),  # its own, or starting an epoch would draw from the generator of the weights
+            worker_init_fn=partial(_begin_worker, polite=device.type == "cpu"),
+            # forked workers share the sources' memory; anything else would pickle them
+            multiprocessing_context="fork" if workers > 0 and sys.platform == "linux" else None,
+        )
     _LOADERS.add(loader)
     return loader
 

@@ -18,6 +18,7 @@ from tailprop.data.parquet import Parquet
 from tailprop.data.pictures import is_picture, printable
 from tailprop.data.splits import SPLITS, existing_folder, numbered_classes
 from tailprop.distributed import say_once
+from tailprop.wording import counted
 
 __all__ = [
     "SPLITS",
@@ -62,6 +63,8 @@ class Folder:
         except FileNotFoundError as error:
             raise ValueError(f"{root}: {error}; expected one folder of pictures for each class") from None
         _refuse_unknown_classes(where or root, names)
+        if split == "train":
+            _tell_of_strays(where or root)
         self.share = held_out if where is None else None  # held out of one tree; none = there is a split
         if where is None:  # one tree: hold out a share, chosen by each file's own name so that new files move no old ones
             chosen = _hold_out(pictures, root, held_out)
@@ -204,6 +207,14 @@ def _warn_of_empty_classes(names: Sequence[str], present: set[int], split: str, 
     empty = [name for place, name in enumerate(names) if place not in present]
     if empty:
         say_once(f"{where}: no picture for {split} of {', '.join(map(printable, empty[:5]))}")
+
+
+def _tell_of_strays(where: Path) -> None:
+    strays = sorted(path.name for path in where.iterdir() if path.is_file() and _is_visible_picture(str(path)))
+    if strays:
+        say_once(
+            f"{where}: {counted(len(strays), 'picture')} beside the folders of the classes left out ({printable(strays[0])})"
+        )
 
 
 def _refuse_unknown_classes(where: Path, names: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ from tailprop.data.classify import (
 )
 from tailprop.data.loading import Damage, EvalOrder, TrainOrder, make_loader, require_full, to_device
 from tailprop.data.sources import check_labels, check_same_classes, split_hash
-from tailprop.distributed import World, one_first
+from tailprop.distributed import World, one_first, say_once
 from tailprop.evaluate import Accuracy, evaluate_classifier
 from tailprop.figures import CONFUSION_CLASSES, draw_confusion, draw_learning
 from tailprop.runs import read_config, read_notes
@@ -86,6 +86,8 @@ class Classification:
                 "the one that holds a folder for each class"
             )
         check_same_classes(train, validation)
+        if self.num_classes > len(train.classes):
+            say_once(f"--data.num-classes is {self.num_classes}, the data has {len(train.classes)}: the others stay unlearned")
         advice = " or set --data.num-classes"
         check_labels(train, self.num_classes, "train", advice)
         check_labels(validation, self.num_classes, "validation", advice)
@@ -154,7 +156,8 @@ class Classification:
                 raise
             name, reason = self.config.model.name, str(error).splitlines()[0]
             raise ValueError(
-                f"{name} does not take pictures of {size} px: {reason} Change {option}, or set img_size in model.args"
+                f"{name} does not take pictures of {size} px: {reason} Change {option}, or in a recipe set "
+                "model: {args: {img_size: ...}}"
             ) from None
 
     def metadata(self) -> dict[str, str]:
