@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import tailprop_cli
 from tailprop.config import build, to_dict
 from tailprop.distributed import World
-from tailprop.runs import read_settings
+from tailprop.runs import RunFolder, read_config, read_settings
 from tailprop.tasks.classify import Classification, ClassifyConfig
 from tailprop.train import Trainer
 from tests.folders import folder_recipe, make_folder
@@ -85,6 +85,20 @@ def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert tailprop_cli.main(["eval", "../run"]) == 0
     assert tailprop_cli.main(["train", "../run", "--run.resume"]) == 0
+
+
+def test_only_the_place_of_the_data_is_kept_otherwise_than_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pictures", "skip"):
+        (tmp_path / name).mkdir()
+    given = {"model": {}, "run": {}, "data": {"root": "pictures", "test": "pictures", "on_broken": "skip"}}
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(given, overwrite=False)
+    assert read_config(folder.path)["data"] == given["data"] | {"root": str(tmp_path / "pictures")}
+    folder.check(given, resume=True, overwrite=False)  # the command repeated is no other run
+    folder.let_go()
 
 
 def test_another_programs_log_is_not_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ class RunFolder:
         if launch:  # first: a process killed after config.yaml would leave a run that this launch does not know for its own
             checkpoint.write_atomically(self.launch, lambda part: part.write_text(launch))
         asked = {"resume": False, "overwrite": False}  # of this launch alone: the file is a recipe, too
-        data = {name: _absolute(value) if name in _OF_A_MACHINE else value for name, value in settings["data"].items()}
+        data = {name: _absolute(value) if name in ("root", "cache") else value for name, value in settings["data"].items()}
         kept = yaml.safe_dump(settings | {"run": settings["run"] | asked, "data": data}, sort_keys=False)
         checkpoint.write_atomically(self.config, lambda part: part.write_text(kept))
 

@@ -253,6 +253,8 @@ class Finish:
         if self.jitter > 0:
             images = jitter_colours(images, self._factors(seeds, images.device))
         images = images.sub_(self.mean).div_(self.std)
+        if self.chance == 0:
+            return images
         chosen = [i for i, seed in enumerate(seeds) if random.Random(mix(seed, 2)).random() < self.chance]
         if images.device.type == "cpu":
             self._erase((images[i] for i in chosen), (seeds[i] for i in chosen))

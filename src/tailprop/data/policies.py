@@ -32,10 +32,8 @@ def timm_policy(name: str, side: int, mean: Sequence[float], interpolation: str)
     except (AssertionError, ValueError, KeyError, IndexError) as error:
         raise ValueError(f"timm does not understand augment.auto_augment {name!r}: {error}") from None
     _crop, policy, _to_tensor = whole.transforms
-    for op in operations(
-        policy
-    ):  # at strong magnitudes timm asks for 0 bits of a colour: black, until Pillow began to refuse it
-        if op.name.startswith("Posterize"):
+    for op in operations(policy):
+        if op.name.startswith("Posterize"):  # timm may ask for 0 bits of a colour: black, until Pillow began to refuse it
             op.aug_fn = _posterize
     return policy
 
