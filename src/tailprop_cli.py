@@ -11,9 +11,13 @@ from importlib import import_module
 COMMANDS = {
     "models": ("tailprop.commands.models", "Models", "list the models with parameters and multiply-adds"),
     "train": ("tailprop.commands.train", "Train", "train a model by a recipe, on one machine or many"),
-    "eval": ("tailprop.commands.eval", "Eval", "measure a checkpoint on any data: top-1, AP, mean IoU or PSNR, by its task"),
-    "robustness": ("tailprop.commands.robustness", "Robustness", "ImageNet-Sketch, ImageNet-A and common corruptions"),
-    "predict": ("tailprop.commands.predict", "Predict", "what a checkpoint makes of pictures: classes, boxes, labels"),
+    "eval": (
+        "tailprop.tasks.classify.evaluate",
+        "Eval",
+        "measure a checkpoint on any data: top-1, AP, mean IoU or PSNR, by its task",
+    ),
+    "robustness": ("tailprop.studies.robustness", "Robustness", "ImageNet-Sketch, ImageNet-A and common corruptions"),
+    "predict": ("tailprop.tasks.classify.predict", "Predict", "what a checkpoint makes of pictures: classes, boxes, labels"),
     "scenes": ("tailprop.commands.scenes", "Scenes", "write generated scenes of shapes as COCO, ADE20K or parquet"),
     "bench": ("tailprop.studies.bench", "Bench", "measure speed beside ConvNeXt, Swin and vHeat"),
     "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the loader keeps up with training"),
@@ -23,15 +27,15 @@ COMMANDS = {
 }
 # (name, task): the same for checkpoints of other tasks than classification, and for a task named after `bench`.
 TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {
-    ("eval", "detect"): ("tailprop.commands.eval_detect", "EvalDetect"),
-    ("predict", "detect"): ("tailprop.commands.predict_detect", "PredictDetect"),
-    ("bench", "detect"): ("tailprop.studies.bench_detect", "BenchDetect"),
-    ("eval", "segment"): ("tailprop.commands.eval_segment", "EvalSegment"),
-    ("predict", "segment"): ("tailprop.commands.predict_segment", "PredictSegment"),
-    ("bench", "segment"): ("tailprop.studies.bench_segment", "BenchSegment"),
-    ("eval", "restore"): ("tailprop.commands.eval_restore", "EvalRestore"),
-    ("bench", "restore"): ("tailprop.studies.bench_restore", "BenchRestore"),
-    ("predict", "restore"): ("tailprop.commands.predict_restore", "PredictRestore"),
+    ("eval", "detect"): ("tailprop.tasks.detect.evaluate", "EvalDetect"),
+    ("predict", "detect"): ("tailprop.tasks.detect.predict", "PredictDetect"),
+    ("bench", "detect"): ("tailprop.tasks.detect.bench", "BenchDetect"),
+    ("eval", "segment"): ("tailprop.tasks.segment.evaluate", "EvalSegment"),
+    ("predict", "segment"): ("tailprop.tasks.segment.predict", "PredictSegment"),
+    ("bench", "segment"): ("tailprop.tasks.segment.bench", "BenchSegment"),
+    ("eval", "restore"): ("tailprop.tasks.restore.evaluate", "EvalRestore"),
+    ("bench", "restore"): ("tailprop.tasks.restore.bench", "BenchRestore"),
+    ("predict", "restore"): ("tailprop.tasks.restore.predict", "PredictRestore"),
 }
 
 
@@ -55,7 +59,7 @@ def _guard(args: list[str]) -> int:
     except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
     except (RuntimeError, MemoryError) as error:
-        from tailprop.checks import loader_died, memory_missing
+        from tailprop.utils.errors import loader_died, memory_missing
 
         if (how := loader_died(error)) is not None:
             return _refuse(
@@ -85,8 +89,8 @@ def _answer(args: list[str]) -> int:
 
 
 def _run(name: str, args: list[str]) -> int:
-    from tailprop.options import parse_options
-    from tailprop.signals import Interrupted
+    from tailprop.engine.options import parse_options
+    from tailprop.runtime.signals import Interrupted
 
     module_name, options_name, what = COMMANDS[name]
     command = f"tailprop {name}"
@@ -118,7 +122,7 @@ def _task(name: str, args: list[str]) -> str | None:
     if name == "bench":
         named = args[0] if args else ""
     elif any(command == name for command, _ in TASK_COMMANDS):
-        from tailprop.runs import task_of
+        from tailprop.engine.run_settings import task_of
 
         named = next((task for task in map(task_of, args) if task is not None), "")
     else:

@@ -3,8 +3,10 @@
 Importing it registers `tailprop_*`, `vheat_*` and `waveformer_*` with timm.
 """
 
-from tailprop.backbone import MIXERS, TailProp
-from tailprop.operator import (
+from tailprop.backbone.dct import dct2, frequency_grid, idct2
+from tailprop.backbone.mixers import MIXERS, HeatConduction, NoPropagation, SelfAttention, WavePropagation
+from tailprop.backbone.model import TailProp
+from tailprop.backbone.operator import (
     VARIANTS,
     PropagationDetails,
     TailPropagation,
@@ -12,9 +14,8 @@ from tailprop.operator import (
     tail_propagate,
     tail_propagate_reference,
 )
-from tailprop.rivals import HeatConduction, NoPropagation, SelfAttention, WavePropagation
-from tailprop.spectral import dct2, frequency_grid, idct2
-from tailprop.warmstart import WarmStartReport, warm_start
+from tailprop.backbone.weights import WarmStartReport
+from tailprop.engine.checkpoint import warm_start
 
 __version__ = "0.1.0.dev0"
 __all__ = [

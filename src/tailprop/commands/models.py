@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-import tailprop.backbone as backbone
-from tailprop.checks import check_at_least
-from tailprop.cost import count_macs, count_parameters, create_on_meta
+import tailprop.backbone.model as backbone
+from tailprop.backbone.cost import count_macs, count_parameters, create_on_meta
+from tailprop.utils.validation import check_at_least
 
 
 @dataclass(frozen=True)

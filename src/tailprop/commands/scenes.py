@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from tailprop.checks import check_at_least
-from tailprop.data.scenes import write_scenes
-from tailprop.data.synthetic import SceneConfig
+from tailprop.data.shapes.render import SceneConfig
+from tailprop.data.shapes.write import write_scenes
+from tailprop.utils.validation import check_at_least
 
 
 @dataclass(frozen=True)

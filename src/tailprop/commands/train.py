@@ -9,13 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from tailprop.config import build, find_recipe, read_recipe, recipe_names, to_dict
-from tailprop.distributed import World, any_true, launch_name, together
-from tailprop.options import parse_options
-from tailprop.runs import RunFolder
-from tailprop.signals import Interrupted
+from tailprop.engine.config import build, to_dict
+from tailprop.engine.options import parse_options
+from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
+from tailprop.engine.run_folder import RunFolder
+from tailprop.engine.trainer import Trainer
+from tailprop.runtime.distributed import World, any_true, launch_name, together
+from tailprop.runtime.signals import Interrupted
 from tailprop.tasks import find_task
-from tailprop.train import Trainer
 
 
 def parse(args: list[str]) -> Any:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import tifffile
 from PIL import Image
 
-from tailprop.checkpoint import write_atomically
-from tailprop.data.loading import Broken
-from tailprop.data.pictures import reason_of, upright
+from tailprop.data.broken import Broken
+from tailprop.data.images import reason_of, upright
+from tailprop.utils.files import write_atomically
 
 __all__ = [
     "Pixels",

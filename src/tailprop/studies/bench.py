@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import nn
 
-from tailprop.checks import check_at_least
-from tailprop.provenance import provenance
-from tailprop.studies.measuring import check_bench, print_table, time_in_turn, use_cpu, write_rows
+from tailprop.runtime.provenance import provenance
+from tailprop.tasks.common.bench import check_bench, print_table, time_in_turn, use_cpu, write_rows
+from tailprop.utils.validation import check_at_least
 
 PUBLISHED_VHEAT = "vHeat-T (published code)"
 

@@ -17,10 +17,11 @@ from rich.console import Console
 
 import tailprop
 from tailprop.commands.train import train
-from tailprop.config import build, find_recipe, read_recipe
-from tailprop.distributed import join
-from tailprop.runs import read_config
-from tailprop.tasks.classify import ClassifyConfig
+from tailprop.engine.config import build
+from tailprop.engine.recipes import find_recipe, read_recipe
+from tailprop.engine.run_settings import read_config
+from tailprop.runtime.distributed import join
+from tailprop.tasks.classify.task import ClassifyConfig
 
 
 @dataclass(frozen=True)

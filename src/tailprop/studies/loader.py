@@ -22,14 +22,16 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from tailprop.checks import check_at_least, check_model
-from tailprop.config import build, find_recipe, read_recipe
-from tailprop.data.classify import Batch, DataConfig
-from tailprop.distributed import World
-from tailprop.optim import build_optimizer
-from tailprop.provenance import provenance
-from tailprop.studies.measuring import use_cpu, write_rows
-from tailprop.tasks.classify import Classification, ClassifyConfig
+from tailprop.engine.config import build
+from tailprop.engine.optim import build_optimizer
+from tailprop.engine.recipes import find_recipe, read_recipe
+from tailprop.runtime.distributed import World
+from tailprop.runtime.provenance import provenance
+from tailprop.tasks.classify.data import Batch, DataConfig
+from tailprop.tasks.classify.task import Classification, ClassifyConfig
+from tailprop.tasks.common.bench import use_cpu, write_rows
+from tailprop.tasks.common.models import check_model
+from tailprop.utils.validation import check_at_least
 
 # Steps before a round is timed: batches the loader made ready during the round before must not count as made for nothing, nor
 # may it still be making them while the other kind is timed.

@@ -17,18 +17,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from tailprop.checks import check_choice
+from tailprop.backbone.operator import TailPropagation
 from tailprop.commands.train import train
-from tailprop.config import build, find_recipe, read_recipe
-from tailprop.distributed import World, join
-from tailprop.figures import draw_curves
-from tailprop.operator import TailPropagation
-from tailprop.optim import build_optimizer
-from tailprop.provenance import provenance
-from tailprop.restorer import RESTORERS
-from tailprop.runs import RunFolder
-from tailprop.studies.measuring import write_rows
-from tailprop.tasks.restore import Restoration, RestoreConfig
+from tailprop.engine.config import build
+from tailprop.engine.optim import build_optimizer
+from tailprop.engine.recipes import find_recipe, read_recipe
+from tailprop.engine.run_folder import RunFolder
+from tailprop.runtime.distributed import World, join
+from tailprop.runtime.provenance import provenance
+from tailprop.tasks.common.bench import write_rows
+from tailprop.tasks.common.figures import draw_curves
+from tailprop.tasks.restore.model import RESTORERS
+from tailprop.tasks.restore.task import Restoration, RestoreConfig
+from tailprop.utils.validation import check_choice
 
 NETWORKS: Final = ("tailprop_ir_light", "vheat_ir_light", "waveformer_ir_light", "swinir_light", "dncnn", "identity_ir_light")
 DONE: Final = "done.json"

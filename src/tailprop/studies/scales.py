@@ -10,15 +10,17 @@ from typing import Any
 
 from torch import nn
 
-from tailprop.checks import check_at_least, check_choice, check_model
+from tailprop.backbone.operator import TailPropagation
 from tailprop.commands.train import train
-from tailprop.config import ModelConfig, OptimConfig, RunConfig
-from tailprop.data.classify import AugmentConfig, DataConfig
-from tailprop.distributed import join
-from tailprop.operator import TailPropagation
-from tailprop.provenance import provenance
-from tailprop.studies.measuring import write_rows
-from tailprop.tasks.classify import ClassifyConfig
+from tailprop.engine.config import ModelConfig, OptimConfig, RunConfig
+from tailprop.runtime.distributed import join
+from tailprop.runtime.provenance import provenance
+from tailprop.tasks.classify.augment import AugmentConfig
+from tailprop.tasks.classify.data import DataConfig
+from tailprop.tasks.classify.task import ClassifyConfig
+from tailprop.tasks.common.bench import write_rows
+from tailprop.tasks.common.models import check_model
+from tailprop.utils.validation import check_at_least, check_choice
 
 TRIALS: dict[str, dict[str, Any]] = {
     "no propagation": dict(mixer="identity"),

@@ -7,10 +7,10 @@ __all__ = ["TASKS", "find_task"]
 
 # task of a recipe: (module, dataclass of its settings, its class)
 TASKS: Final = {
-    "classify": ("tailprop.tasks.classify", "ClassifyConfig", "Classification"),
-    "detect": ("tailprop.tasks.detect", "DetectConfig", "Detection"),
-    "segment": ("tailprop.tasks.segment", "SegmentConfig", "Segmentation"),
-    "restore": ("tailprop.tasks.restore", "RestoreConfig", "Restoration"),
+    "classify": ("tailprop.tasks.classify.task", "ClassifyConfig", "Classification"),
+    "detect": ("tailprop.tasks.detect.task", "DetectConfig", "Detection"),
+    "segment": ("tailprop.tasks.segment.task", "SegmentConfig", "Segmentation"),
+    "restore": ("tailprop.tasks.restore.task", "RestoreConfig", "Restoration"),
 }
 
 

@@ -1,0 +1,172 @@
+"""Orthonormal 2-D cosine transforms of channels-last maps, and the frequencies they live on.
+
+Shapes: B batch (any number of leading axes), H height, W width, C channels; m, n index frequencies.
+
+The paper (Appendix A) writes the pair as X^ = D_H X D_W^T and X = D_H^T X^ D_W for each channel. On a channels-last map both
+factors are plain matrix products and no transpose is ever needed: along W the map is a batch of (W, C) matrices, along H a
+batch of (H, W*C) matrices. Width goes first in `dct2` because that product accepts a strided input (half of a wider tensor)
+without a copy; `idct2` runs in the opposite order, so its result is contiguous.
+
+An axis longer than `fast.LARGE` is transformed by FFT instead, where nobody records a graph: the product costs H + W
+multiply-adds for each value, which on a megapixel map would be most of all the work.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .dct_fft import LARGE, dct_fft, filter_in_strips, idct_fft
+
+__all__ = ["dct2", "dct_basis", "frequency_grid", "idct2", "spectral_filter"]
+
+_CACHE_SIZE = 256  # sizes remembered; a detector fed with pictures of every shape must not grow without bound
+
+
+def dct2(x: Tensor) -> Tensor:
+    """Orthonormal DCT-II over height and width of a channels-last map.
+
+    >>> x = torch.randn(2, 7, 9, 3)
+    >>> torch.allclose(idct2(dct2(x)), x, atol=1e-5)
+    True
+    """
+    _check_spatial(x)
+    return _dct(_dct(x, -2), -3)  # (B, H, W, C)
+
+
+def idct2(x: Tensor) -> Tensor:
+    """Inverse of `dct2` (an orthonormal DCT-III over height and width)."""
+    _check_spatial(x)
+    return _idct(_idct(x, -3), -2)  # (B, H, W, C)
+
+
+def spectral_filter(x: Tensor, response: Tensor | Callable[[slice], Tensor]) -> Tensor:
+    """IDCT(response * DCT(X)) with one transform pair; the response broadcasts to (B, H, W, C) and takes the dtype of x.
+
+    Instead of the response a function may be given that makes it for some columns of frequencies, broadcastable to
+    (B, H, columns, C). Of a large map it is asked for a few at a time, and the whole response never takes memory.
+    """
+    if callable(response):
+        if x.ndim == 4 and _is_large(x) and x.device.type == "cpu" and not torch.is_grad_enabled():
+            _check_spatial(x)
+            return filter_in_strips(x, response, (_dct, _idct))
+        response = response(slice(None))
+    return idct2(dct2(x) * response.to(x.dtype))
+
+
+def dct_basis(n: int, like: Tensor) -> Tensor:
+    """The orthonormal DCT-II matrix D, (n, n), a row for each frequency, in the dtype and on the device of `like`.
+
+    D[m, i] = c_m cos(pi m (2i + 1) / (2n)) with c_0 = sqrt(1/n) and c_m = sqrt(2/n).
+    """
+    if _is_plain(like):
+        return _cached_basis(n, like.dtype, like.device)
+    return _build_basis(n, like.device).to(like.dtype)
+
+
+def frequency_grid(h: int, w: int, like: Tensor) -> Tensor:
+    """rho[m, n] = w_m^2 + w_n^2 with w_m = pi m / H and w_n = pi n / W, (H, W): the squared frequency of every coefficient.
+
+    It is never coarser than float32, because responses are formed from it (see `operator`).
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    if _is_plain(like):
+        return _cached_grid(h, w, dtype, like.device)
+    return _build_grid(h, w, like.device).to(dtype)
+
+
+def _check_spatial(x: Tensor) -> None:
+    if x.ndim < 3:
+        raise ValueError(f"a channels-last map needs at least 3 axes (..., H, W, C), got shape {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"a floating-point map is needed, got {x.dtype}; convert it first, for example with x.float()")
+
+
+def _is_large(x: Tensor) -> bool:
+    return _takes_fft(x, -3) or _takes_fft(x, -2)
+
+
+def _takes_fft(x: Tensor, dim: int) -> bool:
+    """Whether an axis is long enough, in an eager run. Meta tensors are there to count the product's multiply-adds."""
+    return _is_plain(x) and x.device.type != "meta" and x.shape[dim] > LARGE
+
+
+def _dct(x: Tensor, dim: int) -> Tensor:
+    """DCT-II along height or width, by the route its length asks for."""
+    if _takes_fft(x, dim):
+        return dct_fft(x, dim)
+    return (_along_width if dim in (-2, x.ndim - 2) else _along_height)(dct_basis(x.shape[dim], x), x)
+
+
+def _idct(x: Tensor, dim: int) -> Tensor:
+    if _takes_fft(x, dim):
+        return idct_fft(x, dim)
+    return (_along_width if dim in (-2, x.ndim - 2) else _along_height)(dct_basis(x.shape[dim], x).mT, x)
+
+
+def _along_width(basis: Tensor, x: Tensor) -> Tensor:
+    if torch.compiler.is_exporting():
+        return _mix_channels(basis, x.transpose(-3, -2)).transpose(-3, -2)
+    # bmm with an expanded basis, not matmul: matmul folds the batch by transposing x, which copies it twice.
+    *lead, w, c = x.shape
+    batch = math.prod(lead)
+    return torch.bmm(basis.expand(batch, w, w), x.reshape(batch, w, c)).view(*lead, w, c)
+
+
+def _along_height(basis: Tensor, x: Tensor) -> Tensor:
+    if torch.compiler.is_exporting():
+        return _mix_channels(basis, x)
+    *lead, h, w, c = x.shape
+    batch = math.prod(lead)
+    return torch.bmm(basis.expand(batch, h, h), x.reshape(batch, h, w * c)).view(*lead, h, w, c)
+
+
+def _mix_channels(basis: Tensor, x: Tensor) -> Tensor:
+    """The product along axis -3 as a 1x1 convolution, which takes that axis for channels.
+
+    Slower than bmm, but it merges no axes: torch.export cannot prove that merged axes of unknown size come apart again.
+    """
+    return F.conv2d(x, basis[:, :, None, None])
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether x is a real tensor of an eager run, so that cached constants may meet it.
+
+    While a graph is captured (compile, export) sizes may be symbols, and fake tensors must never enter the cache.
+    """
+    return not torch.compiler.is_compiling() and type(x) in (Tensor, torch.nn.Parameter)
+
+
+@lru_cache(_CACHE_SIZE)
+def _cached_basis(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():  # else a later training step could not use it
+        return _build_basis(n, device).to(dtype)
+
+
+@lru_cache(_CACHE_SIZE)
+def _cached_grid(h: int, w: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return _build_grid(h, w, device).to(dtype)
+
+
+def _build_basis(n: int, device: torch.device) -> Tensor:
+    # Whole numbers held as floats: inductor takes integer arithmetic for index expressions and simplifies them for minutes.
+    index = torch.arange(n, device=device, dtype=_build_dtype(device))
+    turn = torch.remainder(index[:, None] * (2 * index + 1), 4 * n)  # exact, so the angle is too at any size
+    cosine = torch.cos(turn * (math.pi / 2) / n)  # (m, i)
+    # Rows are normalised by their own length: sqrt(2/n) in Python would be frozen into an exported graph.
+    return cosine / torch.linalg.vector_norm(cosine, dim=1, keepdim=True)
+
+
+def _build_grid(h: int, w: int, device: torch.device) -> Tensor:
+    dtype = _build_dtype(device)
+    w_m = torch.arange(h, device=device, dtype=dtype) * math.pi / h
+    w_n = torch.arange(w, device=device, dtype=dtype) * math.pi / w
+    return w_m.square()[:, None] + w_n.square()
+
+
+def _build_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # Apple GPUs have no float64

@@ -1,0 +1,431 @@
+"""TailProp backbones: stem, TPO block, TPO layer, stage, network, sizes, timm entry points; to be read from top to bottom.
+
+Shapes: B batch, H height, W width of the current map, C channels. Images come in as (B, 3, H, W) and features leave as
+(B, C, H/r, W/r), timm's convention; in between everything is channels-last, (B, H, W, C), so that linears, norms and cosine
+transforms need no transposes, and a convolution sees the same memory as PyTorch's channels_last format.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import ClassifierHead, calculate_drop_path_rates, trunc_normal_
+from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, named_apply, register_model
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from ._checks import check_at_least, check_choice
+from .layers import MLP, StochasticDepth, in_slices
+from .mixers import build_mixer, resample_embedding
+from .weights import checkpoint_filter_fn
+
+__all__ = ["MODELS", "TPOBlock", "TPOLayer", "TPOStage", "TailProp"]
+
+MIN_SIZE_PX: Final = 32
+
+
+def to_nhwc(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1)
+
+
+def to_nchw(x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2)
+
+
+class Stem(nn.Module):
+    """Two stride-2 convolutions with a norm after each and GELU between: (B, 3, H, W) -> (B, H/4, W/4, C)."""
+
+    def __init__(self, in_chans: int, dim: int, **dd: Any) -> None:
+        super().__init__()
+        self.growth = dim / 2 / 4 / in_chans  # the first convolution's output over the image
+        self.conv1 = nn.Conv2d(in_chans, dim // 2, 3, stride=2, padding=1, **dd)
+        self.norm1 = nn.LayerNorm(dim // 2, eps=1e-6, **dd)
+        self.act = nn.GELU()
+        self.conv2 = nn.Conv2d(dim // 2, dim, 3, stride=2, padding=1, **dd)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return in_slices(self._embed, x, self.growth, self)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        x = self.act(self.norm1(to_nhwc(self.conv1(x))))  # (B, H/2, W/2, C/2)
+        return self.norm2(to_nhwc(self.conv2(to_nchw(x))))  # (B, H/4, W/4, C)
+
+
+class Downsample(nn.Module):
+    """Stride-2 convolution without bias, then a norm: (B, H, W, C) -> (B, H/2, W/2, C')."""
+
+    def __init__(self, dim: int, out_dim: int, **dd: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(dim, out_dim, 3, stride=2, padding=1, bias=False, **dd)
+        self.norm = nn.LayerNorm(out_dim, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(to_nhwc(self.conv(to_nchw(x))))
+
+
+class TPOBlock(nn.Module):
+    """LayerNorm(TPO(p)) * SiLU(g) between projections, (p, g) = Linear(DWConv(X)) (Appendix F of the paper)."""
+
+    def __init__(self, dim: int, mixer: nn.Module, **dd: Any) -> None:
+        super().__init__()
+        self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **dd)
+        self.in_proj = nn.Linear(dim, 2 * dim, **dd)
+        self.mixer = mixer
+        self.norm = nn.LayerNorm(dim, **dd)
+        self.out_proj = nn.Linear(dim, dim, **dd)
+
+    def forward(self, x: Tensor, *embedding: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
+        x = to_nhwc(self.dwconv(to_nchw(x)))
+        prop, gate = self.in_proj(x).chunk(2, dim=-1)
+        return self.out_proj(self.norm(self.mixer(prop, *embedding)) * F.silu(gate))
+
+
+class TPOLayer(nn.Module):
+    """Residual TPO block, then residual MLP; norms before each branch, or after it with a layer scale."""
+
+    def __init__(
+        self,
+        dim: int,
+        mixer: nn.Module,
+        mlp_ratio: float = 4.0,
+        post_norm: bool = False,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        **dd: Any,
+    ) -> None:
+        super().__init__()
+        self.post_norm, self.layer_scale = post_norm, layer_scale
+        self.norm1 = nn.LayerNorm(dim, **dd)
+        self.block = TPOBlock(dim, mixer, **dd)
+        self.norm2 = nn.LayerNorm(dim, **dd)
+        self.mlp = MLP(dim, mlp_ratio, **dd)
+        self.gamma1 = nn.Parameter(torch.empty(dim, **dd)) if layer_scale is not None else None
+        self.gamma2 = nn.Parameter(torch.empty(dim, **dd)) if layer_scale is not None else None
+        self.drop_path = StochasticDepth(drop_path)
+
+    def reset_parameters(self) -> None:
+        for gamma in (self.gamma1, self.gamma2):
+            if gamma is not None and self.layer_scale is not None:
+                nn.init.constant_(gamma, self.layer_scale)
+
+    def forward(self, x: Tensor, *embedding: Tensor) -> Tensor:
+        x = self.drop_path(x, lambda kept: self._propagate(kept, *embedding), self)
+        return self.drop_path(x, self._expand, self)
+
+    def _propagate(self, x: Tensor, *embedding: Tensor) -> Tensor:
+        y = self.norm1(self.block(x, *embedding)) if self.post_norm else self.block(self.norm1(x), *embedding)
+        return y if self.gamma1 is None else self.gamma1 * y
+
+    def _expand(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
+        return y if self.gamma2 is None else self.gamma2 * y
+
+
+class TPOStage(nn.Module):
+    """Downsampling (none in the first stage), then layers at one resolution."""
+
+    def __init__(
+        self,
+        dim: int,
+        layers: Sequence[TPOLayer],
+        downsample: Downsample | None = None,
+        embedding_size: tuple[int, int] | None = None,
+        **dd: Any,
+    ) -> None:
+        super().__init__()
+        self.grad_checkpointing = False
+        self.growth = layers[0].mlp.ratio  # the MLP's hidden layer over the map
+        self.downsample = downsample if downsample is not None else nn.Identity()
+        self.freq_embed = nn.Parameter(torch.empty(*embedding_size, dim, **dd)) if embedding_size else None
+        self.layers = nn.ModuleList(layers)
+
+    def reset_parameters(self) -> None:
+        if self.freq_embed is not None:
+            trunc_normal_(self.freq_embed, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return in_slices(self._run_layers, self.downsample(x), self.growth, self)
+
+    def _run_layers(self, x: Tensor) -> Tensor:
+        embedding = () if self.freq_embed is None else (resample_embedding(self.freq_embed, x),)
+        for layer in self.layers:
+            x = checkpoint(layer, x, *embedding) if self.grad_checkpointing else layer(x, *embedding)
+        return x
+
+
+class TailProp(nn.Module):
+    """Hierarchical backbone of TPO layers at 1/4, 1/8, 1/16 and 1/32 of the image (Appendix C of the paper).
+
+    Args:
+        in_chans: Channels of the image.
+        num_classes: Classes of the head; 0 for none.
+        global_pool: Pooling before the classifier, as in timm; "" for none, with num_classes=0.
+        depths: Layers of each stage.
+        dims: Channels of each stage.
+        mixer: What propagates: a variant of the operator ("tailprop", "gaussian", "cauchy", "fixed", "learnable",
+            "dual_gaussian", "adaptive_alpha") or a rival ("heat", "wave", "attention", "identity").
+        mixer_args: Further settings of the mixer, for example dict(orders=(2.0, 1.5, 1.0)) for `TailPropagation`.
+        mlp_ratio: Hidden width of the MLP over its input.
+        post_norm: Norm after each branch instead of before it.
+        layer_scale: Initial value of a learned scale on each branch; None for no such scale.
+        drop_rate: Dropout before the classifier.
+        drop_path_rate: Stochastic depth of the last layer; earlier ones rise to it linearly from 0.
+        img_size: Image size at which heat and wave keep their frequency embeddings (they are resampled for others). The other
+            mixers have no parameter that knows the size of the image.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        depths: Sequence[int] = (2, 2, 6, 2),
+        dims: Sequence[int] = (96, 192, 384, 768),
+        mixer: str = "tailprop",
+        mixer_args: dict[str, Any] | None = None,
+        mlp_ratio: float = 4.0,
+        post_norm: bool = False,
+        layer_scale: float | None = None,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        img_size: int | tuple[int, int] = 224,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(in_chans, num_classes, depths, dims, drop_path_rate)
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.in_chans, self.num_classes, self.drop_rate = in_chans, num_classes, drop_rate
+        self.num_features = self.head_hidden_size = dims[-1]
+        self.feature_info = [dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}") for i, dim in enumerate(dims)]
+
+        self.stem = Stem(in_chans, dims[0], **dd)
+        stages = []
+        for i, rates in enumerate(calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)):
+            dim = dims[i]
+            mixers = [build_mixer(mixer, dim, **(mixer_args or {}), **dd) for _ in rates]
+            layers = [
+                TPOLayer(dim, m, mlp_ratio, post_norm, layer_scale, rate, **dd) for m, rate in zip(mixers, rates, strict=True)
+            ]
+            downsample = Downsample(dims[i - 1], dim, **dd) if i else None
+            embedding_size = _map_size(img_size, 4 * 2**i) if mixers[0].needs_frequency_embedding else None
+            stages.append(TPOStage(dim, layers, downsample, embedding_size, **dd))
+        self.stages = nn.Sequential(*stages)
+        self.norm: nn.Module = nn.LayerNorm(self.num_features, **dd)
+        self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Set every parameter anew; also right after `to_empty`."""
+        named_apply(_init_module, self)  # children before parents: an operator may correct its gate's linears
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Scales, gates and orders: decay would pull each towards a value nobody chose."""
+        return {
+            f"{name}.{parameter}"
+            for name, module in self.named_modules()
+            for parameter in getattr(module, "no_decay", ())
+            if getattr(module, parameter) is not None
+        }
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns by which timm groups parameters for layer-wise learning rates."""
+        if coarse:
+            return dict(stem=r"^stem", blocks=r"^stages\.(\d+)")
+        return dict(
+            stem=r"^stem",
+            blocks=[
+                (r"^stages\.(\d+)\.(?:downsample|freq_embed)", (0,)),
+                (r"^stages\.(\d+)\.layers\.(\d+)", None),
+                (r"^norm", (99999,)),
+            ],
+        )
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep only the inputs of each layer for the backward pass and compute the rest again."""
+        for stage in self.stages:
+            assert isinstance(stage, TPOStage)
+            stage.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        _check_num_classes(num_classes)
+        self.num_classes = num_classes
+        weight = self.stem.conv1.weight
+        self.head.reset(num_classes, global_pool, device=weight.device, dtype=weight.dtype)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Features of chosen stages, and the final ones unless told otherwise.
+
+        Args:
+            x: Images, (B, 3, H, W).
+            indices: Stages to take: a list, the last n if a number, all if None.
+            norm: Apply the final norm to the last stage's features.
+            stop_early: Skip the stages after the last one taken.
+            output_fmt: "NCHW" or "NHWC" for the intermediates.
+            intermediates_only: Return the list alone.
+        """
+        check_choice("output_fmt", output_fmt, ("NCHW", "NHWC"))
+        taken, last_taken = feature_take_indices(len(self.stages), indices)
+        stages = self.stages[: last_taken + 1] if stop_early else self.stages
+        x = self.stem(require_size(x, self.in_chans))
+        intermediates = []
+        for i, stage in enumerate(stages):
+            x = stage(x)
+            if i in taken:
+                y = self.norm(x) if norm and i == len(self.stages) - 1 else x
+                intermediates.append(to_nchw(y) if output_fmt == "NCHW" else y)
+        if intermediates_only:
+            return intermediates
+        if len(stages) == len(self.stages):
+            x = self.norm(x)
+        return to_nchw(x), intermediates
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the chosen stages do not need."""
+        taken, last_taken = feature_take_indices(len(self.stages), indices)
+        cut = last_taken + 1 < len(self.stages)
+        self.stages = self.stages[: last_taken + 1]
+        if prune_norm or cut:  # the norm has the width of the last stage
+            self.norm = nn.Identity()
+        if prune_head:
+            self.head = nn.Identity()
+            self.num_classes = 0
+        return taken
+
+    def forward_features(self, x: Tensor) -> Tensor:  # (B, 3, H, W) -> (B, C, H/32, W/32)
+        x = self.stem(require_size(x, self.in_chans))
+        return to_nchw(self.norm(self.stages(x)))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.head(x, pre_logits=True) if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+def require_size(x: Tensor, in_chans: int) -> Tensor:
+    """x, or a ValueError that says what is wrong with its shape."""
+    if x.ndim != 4 or x.shape[1] != in_chans:
+        raise ValueError(f"expected images of shape (batch, {in_chans}, height, width), got {tuple(x.shape)}")
+    if x.shape[2] < MIN_SIZE_PX or x.shape[3] < MIN_SIZE_PX:
+        raise ValueError(
+            f"the image is {x.shape[2]}x{x.shape[3]} px, smaller than the {MIN_SIZE_PX}x{MIN_SIZE_PX} the four stages "
+            "need; resize or pad it"
+        )
+    return x
+
+
+torch.fx.wrap("require_size")
+torch.fx.wrap("resample_embedding")
+
+
+def _check_sizes(in_chans: int, num_classes: int, depths: Sequence[int], dims: Sequence[int], drop_path_rate: float) -> None:
+    check_at_least("in_chans", in_chans, 1)
+    _check_num_classes(num_classes)
+    if len(depths) != len(dims) or len(depths) == 0:
+        raise ValueError(f"depths and dims need one entry for each stage, got {tuple(depths)} and {tuple(dims)}")
+    for depth in depths:
+        check_at_least("each of depths", depth, 1)
+    if not 0 <= drop_path_rate < 1:
+        raise ValueError(f"drop_path_rate lies in [0, 1), got {drop_path_rate}")
+    if dims[0] < 2 or dims[0] % 2:
+        raise ValueError(f"dims[0] must be even, the stem's first convolution has half as many channels; got {dims[0]}")
+
+
+def _check_num_classes(num_classes: int) -> None:
+    if num_classes < 0:
+        raise ValueError(f"num_classes must be at least 1, or 0 for a model without a classifier; got {num_classes}")
+
+
+def _map_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int]:
+    """Size of the feature map; each stride-2 convolution rounds up."""
+    h, w = (img_size, img_size) if isinstance(img_size, int) else img_size
+    check_at_least("img_size", min(h, w), MIN_SIZE_PX)
+    return -(-h // reduction), -(-w // reduction)
+
+
+def _init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
+    """Linears as in vHeat (normal, 0.02); anything else by its own rule."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)
+    elif callable(reset := getattr(module, "reset_parameters", None)):
+        reset()
+
+
+_WIDE = dict(dims=(96, 192, 384, 768))
+_POST_NORM = dict(depths=(2, 2, 18, 2), post_norm=True, layer_scale=1e-5)
+
+# Table C.1 of the paper, and two smaller ones of our own.
+SIZES: Final[dict[str, dict[str, Any]]] = {
+    "pico": dict(depths=(2, 2, 4, 2), dims=(32, 64, 128, 256)),
+    "nano": dict(depths=(2, 2, 4, 2), dims=(40, 80, 160, 320)),
+    "tiny": dict(depths=(2, 2, 6, 2), **_WIDE, drop_path_rate=0.1),
+    "small": dict(**_POST_NORM, **_WIDE, drop_path_rate=0.3),
+    "base": dict(**_POST_NORM, dims=(128, 256, 512, 1024), drop_path_rate=0.5),
+}
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "tailprop": dict(mixer="tailprop", sizes=tuple(SIZES)),
+    "vheat": dict(mixer="heat", sizes=("tiny", "small", "base")),
+    "waveformer": dict(mixer="wave", sizes=("tiny", "small", "base")),
+}
+
+
+def _cfg() -> dict[str, Any]:
+    return dict(
+        num_classes=1000,
+        input_size=(3, 224, 224),
+        pool_size=(7, 7),
+        crop_pct=0.875,  # resize 256, crop 224
+        interpolation="bicubic",
+        mean=IMAGENET_DEFAULT_MEAN,
+        std=IMAGENET_DEFAULT_STD,
+        first_conv="stem.conv1",
+        classifier="head.fc",
+        license="apache-2.0",
+    )
+
+
+def _entry_point(name: str, **settings: Any) -> Callable[..., nn.Module]:
+    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return build_model_with_cfg(
+            TailProp,
+            name,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls="getter"),
+            **(settings | kwargs),
+        )
+
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = f"{name}: {settings}"
+    return create
+
+
+MODELS: Final = {
+    f"{family}_{size}": SIZES[size] | dict(mixer=spec["mixer"]) for family, spec in FAMILIES.items() for size in spec["sizes"]
+}
+default_cfgs = generate_default_cfgs({name: _cfg() for name in MODELS})
+for _name, _settings in MODELS.items():
+    globals()[_name] = register_model(_entry_point(_name, **_settings))

@@ -1,0 +1,110 @@
+"""Weights from elsewhere: vHeat's published checkpoints into our modules.
+
+`checkpoint_filter_fn` is timm's hook, so `vheat_*` loads a published vHeat file as it is. `load_matching` gives any model of
+ours what fits of a checkpoint, and reports the rest.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from .mixers import resample_embedding
+
+__all__ = ["WarmStartReport", "checkpoint_filter_fn", "load_matching"]
+
+_VHEAT_RULES: Final = (
+    (r"^patch_embed\.(conv\d)\.", r"stem.\1."),
+    (r"^patch_embed\.(norm\d)\.1\.", r"stem.\1."),  # vHeat wraps its norms between two permutations
+    (r"^layers\.(\d+)\.(\d+)\.op\.to_k\.0\.", r"stages.\1.layers.\2.block.mixer.to_k."),
+    (r"^layers\.(\d+)\.(\d+)\.op\.dwconv\.", r"stages.\1.layers.\2.block.dwconv."),
+    (r"^layers\.(\d+)\.(\d+)\.op\.linear\.", r"stages.\1.layers.\2.block.in_proj."),
+    (r"^layers\.(\d+)\.(\d+)\.op\.out_norm\.", r"stages.\1.layers.\2.block.norm."),
+    (r"^layers\.(\d+)\.(\d+)\.op\.out_linear\.", r"stages.\1.layers.\2.block.out_proj."),
+    (r"^layers\.(\d+)\.(\d+)\.(norm\d|mlp|gamma\d)", r"stages.\1.layers.\2.\3"),
+    (r"^freq_embed\.(\d+)$", r"stages.\1.freq_embed"),
+    (r"^classifier\.0\.", "norm."),
+    (r"^classifier\.3\.", "head.fc."),
+)
+_VHEAT_DOWNSAMPLE: Final = re.compile(r"^layers\.(\d+)\.\d+\.([01])\.(\w+)$")
+
+
+@dataclass(frozen=True)
+class WarmStartReport:
+    """What a warm start did, parameter by parameter."""
+
+    taken: tuple[str, ...]  # ours, now holding the checkpoint's values
+    misfits: tuple[str, ...]  # in both, with different shapes
+    unused: tuple[str, ...]  # in the checkpoint, unknown to the model
+    fresh: tuple[str, ...]  # ours, left as they were
+
+    def __str__(self) -> str:
+        lines = [f"warm start: {len(self.taken)} of {len(self.taken) + len(self.fresh)} tensors taken"]
+        for label, names in (
+            ("different shape", self.misfits),
+            ("not used by this model", self.unused),
+            ("left at their initial values", self.fresh),
+        ):
+            if names:
+                shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+                lines.append(f"  {label} ({len(names)}): {shown}")
+        return "\n".join(lines)
+
+
+# vHeat's training pickles its yacs configuration beside the weights. Read as a plain dictionary it is harmless, and
+# weights_only loading, ours and timm's, gets past it without importing or running anything.
+torch.serialization.add_safe_globals([(OrderedDict, "yacs.config.CfgNode")])
+
+
+def load_matching(model: nn.Module, state_dict: Mapping[str, Tensor]) -> WarmStartReport:
+    """Copy into `model` everything that fits of a state dict, vHeat's names or ours; report the rest."""
+    theirs = checkpoint_filter_fn(dict(state_dict), model)
+    ours = model.state_dict()
+    fits = {name: v for name, v in theirs.items() if name in ours and ours[name].shape == v.shape}
+    if not fits:
+        raise ValueError(
+            "nothing in this checkpoint fits the model: it has "
+            f"{', '.join(list(theirs)[:3])}, ... where the model has {', '.join(list(ours)[:3])}, ..."
+        )
+    model.load_state_dict(fits, strict=False)
+    return WarmStartReport(
+        taken=tuple(fits),
+        misfits=tuple(name for name in theirs if name in ours and name not in fits),
+        unused=tuple(name for name in theirs if name not in ours),
+        fresh=tuple(name for name in ours if name not in fits),
+    )
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """timm's hook: a vHeat state dict under our names, its embeddings at the model's resolution; ours unchanged."""
+    if "patch_embed.conv1.weight" not in state_dict:
+        return state_dict
+    ours = model.state_dict()
+    renamed = {}
+    for name, value in state_dict.items():
+        name = _rename_vheat(name)
+        if ".mlp." in name and value.ndim == 4:  # 1x1 convolutions there, linears here
+            value = value.flatten(1)
+        if name.endswith("freq_embed") and name in ours and ours[name].shape != value.shape:
+            value = _resize_embedding(value, ours[name].shape)
+        renamed[name] = value
+    return renamed
+
+
+def _rename_vheat(name: str) -> str:
+    if match := _VHEAT_DOWNSAMPLE.match(name):  # at the end of stage i there, at the start of stage i + 1 here
+        stage, part, leaf = match.groups()
+        return f"stages.{int(stage) + 1}.downsample.{'conv' if part == '0' else 'norm'}.{leaf}"
+    for pattern, ours in _VHEAT_RULES:
+        name = re.sub(pattern, ours, name)
+    return name
+
+
+def _resize_embedding(value: Tensor, shape: torch.Size) -> Tensor:
+    if value.shape[-1] != shape[-1]:
+        return value  # another width: let the loader say so
+    return resample_embedding(value, torch.empty(1, *shape, device="meta"))

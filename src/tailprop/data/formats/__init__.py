@@ -1,0 +1,1 @@
+"""Dataset formats: COCO json, label PNGs, parquet snapshots."""

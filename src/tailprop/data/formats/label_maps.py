@@ -1,0 +1,190 @@
+"""Pictures with a class for every pixel: folders of pictures, folders of label PNGs, a list of classes; every flaw named.
+
+ADE20K's layout (ADEChallengeData2016) and everybody else's: a picture `a.jpg` has its labels in `a.png`, whose pixels hold
+numbers. The first class has the number `first_label`; lower numbers, and 255 where no class has it, mean that nobody says.
+A list of classes may say that number itself, in a table with a column Idx; a plain list begins at 0.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from tailprop.data.broken import Broken
+from tailprop.data.images import is_picture, prepare, reason_of
+
+__all__ = ["ADE20K", "IGNORE", "ClassList", "LabelSet", "Labelled", "find_classes", "read_labelled", "read_labels", "read_pair"]
+
+IGNORE: Final = -1  # the label of pixels that do not count
+ADE20K: Final = "ade20k"  # stands for its 150 classes
+CLASS_FILES: Final = ("objectInfo150.txt", "classes.txt")  # looked for in the root of the data
+MODES: Final = ("L", "P", "1", "I", "I;16")  # of PNGs whose pixels are single numbers
+
+Labels = npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A picture and its label map, by their files."""
+
+    picture: Path
+    labels: Path
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """Names of classes in the order of their labels, and the label of the first."""
+
+    names: tuple[str, ...]
+    first_label: int = 0
+
+
+@dataclass
+class LabelSet:
+    """What a pair of folders holds."""
+
+    name: str
+    pairs: list[Labelled]
+    classes: tuple[str, ...]
+    first_label: int
+    broken: list[Broken] = field(default_factory=list)
+
+    def fingerprint(self) -> str:
+        """Of the classes, the files and the sizes of the label maps: reading twenty thousand of them would take minutes."""
+        digest = hashlib.sha256("\n".join((*self.classes, str(self.first_label))).encode())
+        for pair in self.pairs:
+            digest.update(f"{pair.picture.name} {pair.labels.name} {pair.labels.stat().st_size}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def read_labelled(pictures: Path, labels: Path, classes: Sequence[str], first_label: int) -> LabelSet:
+    """Match pictures and label maps by name; neither is opened."""
+    for folder, what in ((pictures, "pictures"), (labels, "label maps")):
+        if not folder.is_dir():
+            raise ValueError(f"no folder {folder} with the {what}; give it with --data")
+    maps = {path.stem: path for path in sorted(labels.iterdir()) if path.suffix.lower() == ".png"}
+    found = sorted(path for path in pictures.iterdir() if is_picture(path) and not path.name.startswith("."))
+    if pictures.resolve() == labels.resolve():  # side by side: what is a PNG there is a label map
+        found = [path for path in found if path.suffix.lower() != ".png"]
+    pairs, broken = [], []
+    for path in found:
+        if path.stem in maps:
+            pairs.append(Labelled(path, maps[path.stem]))
+        else:
+            broken.append(Broken(str(path), f"its label map {labels / path.stem}.png is missing"))
+    stems = {path.stem for path in found}
+    broken += [Broken(str(path), f"its picture is missing in {pictures}") for stem, path in maps.items() if stem not in stems]
+    if not pairs:
+        first = f"; the first: {broken[0]}" if broken else ""
+        raise ValueError(f"no picture of {pictures} has a label map in {labels}{first}")
+    return LabelSet(str(pictures), pairs, tuple(classes), first_label, broken)
+
+
+def find_classes(root: Path, given: str | None) -> ClassList:
+    """The classes: ADE20K's, of a file that is given, or of a file in the root of the data."""
+    if given == ADE20K:
+        return ade20k_classes()
+    if given is not None:
+        return read_classes(next((path for path in (root / given, Path(given)) if path.is_file()), Path(given)))
+    for name in CLASS_FILES:
+        if (root / name).is_file():
+            return read_classes(root / name)
+    raise ValueError(
+        f"{root} has no list of classes; write their names into {root / 'classes.txt'}, a line each in the order of their "
+        f"labels, or give such a file with --data.classes ({ADE20K} stands for ADE20K's 150)"
+    )
+
+
+def has_classes(root: Path) -> bool:
+    """Whether a folder of data has a list of classes."""
+    return any((root / name).is_file() for name in CLASS_FILES)
+
+
+def ade20k_classes() -> ClassList:
+    return ClassList(tuple((files("tailprop.data.formats") / "ade20k_classes.txt").read_text().split("\n")[:-1]), first_label=1)
+
+
+def read_classes(path: Path) -> ClassList:
+    """A name in every line, or a table like ADE20K's: labels in a column Idx, names in the last."""
+    if not path.is_file():
+        raise ValueError(f"no list of classes {path}")
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file; the list of classes has a name in every line") from None
+    first_label = 0
+    header = lines[0].split("\t") if lines else []
+    if len(header) > 1 and header[-1] == "Name":
+        if "Idx" not in header:
+            raise ValueError(f"the table {path} has no column Idx that says the label of each class")
+        table = [line.split("\t") for line in lines[1:]]
+        lines = [cells[-1].strip() for cells in table]
+        first_label = _first_label(path, [cells[header.index("Idx")] for cells in table])
+    twice = next((name for name in lines if lines.count(name) > 1), None)
+    if not lines or twice is not None:
+        raise ValueError(f"{path} names {'no class' if twice is None else f'{twice!r} twice'}; it needs a name in every line")
+    return ClassList(tuple(lines), first_label)
+
+
+def _first_label(path: Path, labels: Sequence[str]) -> int:
+    """The first of labels that count up by one."""
+    if not labels:
+        return 0
+    first = int(labels[0]) if labels[0].isdecimal() else 0
+    if list(labels) != [str(label) for label in range(first, first + len(labels))]:
+        raise ValueError(f"the column Idx of {path} must count up by one, a label for each class")
+    return first
+
+
+def read_labels(path: Path, num_classes: int, first_label: int) -> Labels:
+    """A label map as class numbers from 0 on and IGNORE; a value that is no class is refused. (H, W)"""
+    with Image.open(path) as file:
+        if file.mode not in MODES:
+            raise ValueError(f"its pixels are {file.mode}, a label map has one number for each")
+        step = _gray_step(file)
+        values = np.asarray(file).astype(np.int64) // step
+    last = first_label + num_classes - 1
+    ignored = (values < first_label) | ((values == 255) & (last < 255))
+    wrong = values[(values > last) & ~ignored]
+    if wrong.size > 0:
+        found = ", ".join(
+            f"{value} ({count} pixels)" for value, count in zip(*np.unique(wrong, return_counts=True), strict=True)
+        )
+        raise ValueError(f"it has labels that are no class: {found}; the {num_classes} classes have {first_label} to {last}")
+    return np.where(ignored, IGNORE, values - first_label).astype(np.int16)
+
+
+def _gray_step(file: Image.Image) -> int:
+    """Pillow spreads gray of 2 and 4 bits over 0 to 255, by steps of 85 and 17: a label of 2 would be 34."""
+    tiles = getattr(file, "tile", None)  # how the file stores its pixels, known until they are decoded
+    stored = tiles[0][3] if tiles else None
+    return {"L;2": 85, "L;4": 17}.get(stored, 1) if isinstance(stored, str) else 1
+
+
+def read_pair(pair: Labelled, num_classes: int, first_label: int) -> tuple[Image.Image, Labels] | Broken:
+    """The picture, in RGB, and its labels, or which of the files is at fault and why."""
+    at_fault = pair.labels
+    try:
+        labels = read_labels(pair.labels, num_classes, first_label)
+        at_fault = pair.picture
+        picture = _read_as_labelled(pair.picture, (labels.shape[1], labels.shape[0]))
+    except Exception as error:  # decoders trip over damage in many ways
+        return Broken(str(at_fault), reason_of(error))
+    if picture.size != (labels.shape[1], labels.shape[0]):
+        sizes = f"it is {labels.shape[1]}x{labels.shape[0]}, its picture {pair.picture} is {picture.width}x{picture.height}"
+        return Broken(str(pair.labels), sizes)
+    return picture, labels
+
+
+def _read_as_labelled(path: Path, size: tuple[int, int]) -> Image.Image:
+    """Upright, or as stored where only that has the size of the label map."""
+    with Image.open(path) as file:
+        stored = file.size
+        picture = prepare(file, "RGB")
+        return file.convert("RGB") if picture.size != size and stored == size else picture

@@ -1,0 +1,209 @@
+"""Hugging Face's image snapshots: parquet shards with a column of pictures and one of labels, read where they lie.
+
+Nothing is copied: shards are mapped into memory (see `parquet_pages`). Only what is stored in an unusual way, or is told to,
+goes through the `datasets` library, which unpacks it once into a cache of its own.
+"""
+
+import io
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from PIL import Image
+
+from tailprop.data.formats.parquet_pages import BinaryColumn, can_read
+from tailprop.data.splits import SPLITS, existing_folder, numbered_classes
+from tailprop.runtime.distributed import say_once
+
+__all__ = ["Parquet"]
+
+_IMAGES: Final = ("image", "img", "jpg")
+_COSTLY: Final = 4 << 20  # bytes to be unpacked for a single picture
+_LABELS: Final = ("label", "labels", "fine_label", "cls")
+
+
+class Encoded(Protocol):
+    """Encoded pictures by row, None where there is none."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Any: ...  # anything with a buffer
+
+
+class Parquet:
+    """A Hugging Face image snapshot: train-*.parquet and validation-*.parquet in one folder (or in its `data`).
+
+    Args:
+        root: The folder.
+        split: "train" or "validation".
+        cache: Where shards are unpacked, if they are; none = the cache of the `datasets` library.
+        unpack: Unpack them, though they could be read in place.
+    """
+
+    def __init__(self, root: Path, split: str, cache: Path | None = None, unpack: bool = False) -> None:
+        import datasets
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.shards = _find_shards(existing_folder(root), split)
+        schemas = _check_shards(self.shards)
+        features = datasets.Features.from_arrow_schema(schemas[0])
+        self.image, label = _columns(schemas, self.shards)
+        field = schemas[0].field(self.image).type
+        self.bytes_name = f"{self.image}.bytes" if pa.types.is_struct(field) else self.image
+        self.parts = _unpack(self.shards, self.image, split, cache) if unpack else self._open(split, cache)
+        self.starts = [0, *accumulate(len(part) for part in self.parts)]
+        self.shard_starts = [0, *accumulate(pq.read_metadata(shard).num_rows for shard in self.shards)]
+        self.labels = self._read_labels(label).to_numpy()
+        if len(self.labels) == 0:
+            raise ValueError(f"no pictures for {split} under {root}: its shards are empty")
+        kind = features[label]
+        self.classes = tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else numbered_classes(self.labels, self.name)
+
+    def _open(self, split: str, cache: Path | None) -> list[Encoded]:
+        odd = next((shard for shard in self.shards if not can_read(shard, self.bytes_name)), None)
+        if odd is None:
+            columns = [BinaryColumn(shard, self.bytes_name) for shard in self.shards]
+            if _is_costly(columns[0]):
+                say_once(f"{split} shards are compressed in large pieces; if loading is slow, --data.unpack unpacks them once")
+            return list(columns)
+        say_once(f"{odd.name} cannot be read in place; the {split} shards are unpacked into a cache once")
+        return _unpack(self.shards, self.image, split, cache)
+
+    def _read_labels(self, name: str) -> Any:
+        """All labels as one Arrow array."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        chunks = []
+        for shard in self.shards:
+            try:
+                chunks += pq.read_table(shard, columns=[name]).column(name).chunks
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(shard, error) from None
+        labels = pa.chunked_array(chunks, pq.read_schema(self.shards[0]).field(name).type)
+        if not pa.types.is_integer(labels.type):
+            raise ValueError(
+                f"{self.shards[0]}: labels are whole numbers from 0 on, column {name} holds {labels.type}; number the classes"
+            )
+        if labels.null_count > 0:
+            first = int(np.argmax(labels.is_null().to_numpy()))
+            raise ValueError(
+                f"{self.shards[0].parent}: {self.name(first)} has no label, nor have {labels.null_count - 1} more; "
+                "remove such rows"
+            )
+        return labels
+
+    def read(self, index: int) -> Image.Image:
+        which = bisect_right(self.starts, index) - 1
+        encoded = self.parts[which][index - self.starts[which]]
+        if encoded is None:
+            raise OSError("the row holds no picture")
+        return Image.open(io.BytesIO(encoded))
+
+    def name(self, index: int) -> str:
+        which = bisect_right(self.shard_starts, index) - 1
+        shard, row = self.shards[which], index - self.shard_starts[which]
+        paths = _paths(shard, self.image)
+        path = paths[row] if paths else None
+        return f"{shard.name} row {row}" + (f" ({path})" if path else "")
+
+
+def _find_shards(root: Path, split: str) -> list[Path]:
+    for folder in (root, root / "data"):
+        for name in SPLITS[split]:
+            if shards := sorted(folder.glob(f"{name}-*.parquet")):
+                return shards
+    wanted = " or ".join(f"{name}-*.parquet" for name in SPLITS[split])
+    raise ValueError(f"no {wanted} under {root}; give the folder of a Hugging Face image snapshot")
+
+
+def _check_shards(shards: Sequence[Path]) -> list[Any]:
+    """Their schemas; reading them reads the footer, which a truncated file has lost."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schemas = []
+    for shard in shards:
+        try:
+            schemas.append(pq.read_schema(shard))
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(shard, error) from None
+    count = shards[0].stem.rpartition("-of-")[2]
+    if count.isdigit() and int(count) != len(shards):
+        raise ValueError(f"{shards[0].parent} holds {len(shards)} of {int(count)} {shards[0].name.split('-')[0]} shards")
+    return schemas
+
+
+def _damaged(shard: Path, error: Exception) -> ValueError:
+    return ValueError(f"{shard} is damaged ({str(error).splitlines()[0]}); download it again")
+
+
+def _columns(schemas: Sequence[Any], shards: Sequence[Path]) -> tuple[str, str]:
+    """The columns that hold the picture and its label."""
+    image = next((n for n in _IMAGES if n in schemas[0].names), None)
+    label = next((n for n in _LABELS if n in schemas[0].names), None)
+    for schema, shard in zip(schemas, shards, strict=True):
+        if image not in schema.names or label not in schema.names:
+            raise ValueError(f"{shard} needs the columns image and label, it has {', '.join(schema.names)}")
+        if schema.field(image).type != schemas[0].field(image).type:
+            raise ValueError(f"{shard} stores its pictures in another way than {shards[0].name}; they are of two snapshots")
+    assert image is not None
+    assert label is not None
+    return image, label
+
+
+def _is_costly(column: BinaryColumn) -> bool:
+    try:
+        return column.cost() > _COSTLY
+    except OSError:  # what is damaged there is told when it is read
+        return False
+
+
+@lru_cache(4)
+def _paths(shard: Path, image: str) -> list[str | None]:
+    """The names the pictures had before they came into a shard; empty if it does not tell, or is damaged there too."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(shard) as file:
+            names = [file.schema.column(i).path for i in range(len(file.schema))]
+            if f"{image}.path" not in names:
+                return []
+            cells = file.read(columns=[f"{image}.path"]).column(image).to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        return []
+    return [cell and cell.get("path") for cell in cells]
+
+
+def _unpack(shards: Sequence[Path], image: str, split: str, cache: Path | None) -> list[Encoded]:
+    """The encoded pictures of shards, through a copy that `datasets` makes once and maps into memory."""
+    import datasets
+
+    files = {split: [str(path) for path in shards]}
+    try:
+        table = datasets.load_dataset("parquet", data_files=files, split=split, cache_dir=str(cache) if cache else None)
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise ValueError(f"cannot read the {split} shards under {shards[0].parent}: {error.__cause__ or error}") from None
+    return [_ArrowColumn(chunk) for chunk in table.data.column(image).chunks]
+
+
+class _ArrowColumn:
+    """Bytes of an Arrow column, or of structs that hold them. Asking `datasets` for a row would take as long as decoding it."""
+
+    def __init__(self, chunk: Any) -> None:
+        import pyarrow as pa
+
+        self.values = chunk.field("bytes") if pa.types.is_struct(chunk.type) else chunk
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: int) -> Any:
+        cell = self.values[row]
+        return cell.as_buffer() if cell.is_valid else None

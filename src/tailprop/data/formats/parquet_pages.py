@@ -1,0 +1,299 @@
+"""Single values of a binary column of a parquet file, read where they lie.
+
+Libraries read parquet by row groups: a hundred pictures or more are unpacked to look at one. So snapshots are usually unpacked
+once, as a whole, which for ImageNet takes the time and the disk of another 140 GB. But a row group is a row of pages, each with
+a header that says how many values it holds. Here the file is mapped into memory, the headers of a group are walked once, when
+it is first asked for, and then a value costs the page it is in: of an uncompressed one, as in recent snapshots, nothing but its
+own bytes; of a compressed one unpacking all of it, and writers put as much as a whole group into a page.
+
+The format: https://parquet.apache.org/docs/file-format. Read are flat binary columns, also inside a struct, with plain and
+dictionary encoding, data pages of both versions, and the codecs of pyarrow. `can_read` says whether a file is of that kind.
+"""
+
+import mmap
+import resource
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tailprop.data.formats.parquet_headers import DATA, DATA_V2, DICTIONARY, Page, read_header, varint
+
+__all__ = ["BinaryColumn", "can_read"]
+
+_CODECS: Final = {
+    "UNCOMPRESSED": None,
+    "SNAPPY": "snappy",
+    "GZIP": "gzip",
+    "BROTLI": "brotli",
+    "ZSTD": "zstd",
+    "LZ4": "lz4_raw",  # as pyarrow names it; the older kind, with frames of Hadoop, is not read
+}
+_ENCODINGS: Final = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # levels among them
+_PLAIN, _INDEXED = 0, (2, 8)  # encodings of values
+_ALLOWED = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+_MAPS: Final = 512 if _ALLOWED == resource.RLIM_INFINITY else min(512, _ALLOWED // 2)  # files kept open at a time
+
+
+class File(NamedTuple):
+    """A file as it was found: one that is replaced is another."""
+
+    path: Path
+    inode: int
+    size: int
+    changed_ns: int
+
+
+class Chunk(NamedTuple):
+    """A column in a row group."""
+
+    rows: int
+    offset: int  # of its first page
+    end: int
+    unpacked_size: int  # of all its pages
+    codec: str | None
+
+
+class Layout(NamedTuple):
+    """Where the values of a page are."""
+
+    places: np.ndarray | None  # which of the values belongs to a row, -1 for none; none = every row has its own
+    ends: "array[int]"  # where each plain value begins, with its length of four bytes, and where the last one ends
+    indices: np.ndarray | None  # of the values in the dictionary, if that is where they are
+
+
+class BinaryColumn:
+    """Values of one column of one file, by row; None where there is none.
+
+    Args:
+        path: The parquet file.
+        name: The column, as `image.bytes` for a field of a struct.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        import pyarrow.parquet as pq
+
+        self.path = path
+        self.file = File(path, *_identity(path))
+        with pq.ParquetFile(path) as file:
+            place = _place(file, name)
+            self.depth = file.schema.column(place).max_definition_level
+            groups = [file.metadata.row_group(g) for g in range(file.metadata.num_row_groups)]
+            self.chunks = [_chunk(group.column(place), group.num_rows) for group in groups]
+        self.starts = _starts(chunk.rows for chunk in self.chunks)
+        self.pages: dict[int, tuple[list[int], list[Page], Page | None]] = {}  # of the groups asked for so far
+        self.layouts: dict[tuple[int, int], Layout] = {}  # of the pages asked for so far, by group and number
+
+    def cost(self) -> int:
+        """Bytes that are unpacked for a value of the first row group; a look at its headers."""
+        if not self.chunks or self.chunks[0].codec is None:
+            return 0
+        _, pages, dictionary = self._index(self.chunks[0])
+        return max((page.unpacked_size for page in pages), default=0) + (dictionary.unpacked_size if dictionary else 0)
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def __getitem__(self, row: int) -> memoryview | None:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        group = bisect_right(self.starts, row) - 1
+        if group not in self.pages:
+            self.pages[group] = self._index(self.chunks[group])
+        starts, pages, dictionary = self.pages[group]
+        number = bisect_right(starts, row - self.starts[group]) - 1
+        if number == len(pages):
+            raise OSError(f"{self.path.name} ends before its row {row}")
+        codec = self.chunks[group].codec
+        return self._value((group, number), pages[number], dictionary, row - self.starts[group] - starts[number], codec)
+
+    def _index(self, chunk: Chunk) -> tuple[list[int], list[Page], Page | None]:
+        """First rows of the data pages, the pages, and the dictionary if there is one."""
+        pages: list[Page] = []
+        try:
+            for page in _pages(_mapped(self.file), chunk):
+                pages.append(page)  # one by one: those before the damage are good
+        except OSError:
+            if not pages:
+                raise
+        data = [page for page in pages if page.kind != DICTIONARY]
+        return _starts(page.rows for page in data), data, next((p for p in pages if p.kind == DICTIONARY), None)
+
+    def _value(
+        self, key: tuple[int, int], page: Page, dictionary: Page | None, row: int, codec: str | None
+    ) -> memoryview | None:
+        body = _body(self.file, page, codec)
+        if key not in self.layouts:
+            self.layouts[key] = _lay_out(body, page, self.depth)
+        layout = self.layouts[key]
+        place = row if layout.places is None else int(layout.places[row])
+        if place < 0:
+            return None
+        if layout.indices is None:
+            return self._cut(layout, body, place)
+        if dictionary is None:
+            raise OSError(f"{self.path.name} lacks a dictionary")
+        entries = (key[0], -1)
+        body = _body(self.file, dictionary, codec)
+        if entries not in self.layouts:
+            self.layouts[entries] = Layout(None, _walk(body, 0, dictionary.rows), None)
+        return self._cut(self.layouts[entries], body, int(layout.indices[place]))
+
+    def _cut(self, layout: Layout, body: memoryview, place: int) -> memoryview:
+        if place + 1 >= len(layout.ends):
+            raise OSError(f"a page of {self.path.name} is damaged")
+        return body[layout.ends[place] + 4 : layout.ends[place + 1]]
+
+
+def can_read(path: Path, name: str) -> bool:
+    """Whether a column is stored in a way that is read here."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        place = _place(file, name)
+        column = file.schema.column(place)
+        if column.max_repetition_level > 0 or column.physical_type != "BYTE_ARRAY":
+            return False
+        chunks = (file.metadata.row_group(g).column(place) for g in range(file.metadata.num_row_groups))
+        return all(chunk.compression in _CODECS and set(chunk.encodings) <= _ENCODINGS for chunk in chunks)
+
+
+def _place(file: Any, name: str) -> int:
+    names = [file.schema.column(i).path for i in range(len(file.schema))]
+    if name not in names:
+        raise ValueError(f"no column {name}, there are {', '.join(names)}")
+    return names.index(name)
+
+
+def _chunk(column: Any, rows: int) -> Chunk:
+    first = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < first:  # some writers say 0 for none
+        first = column.dictionary_page_offset
+    return Chunk(rows, first, first + column.total_compressed_size, column.total_uncompressed_size, _CODECS[column.compression])
+
+
+def _starts(sizes: Iterator[int]) -> list[int]:
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    return starts
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(_MAPS)
+def _mapped(file: File) -> memoryview:
+    with file.path.open("rb") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _pages(file: memoryview, chunk: Chunk) -> Iterator[Page]:
+    at, rows = chunk.offset, 0
+    while rows < chunk.rows and at < chunk.end:
+        page, at = read_header(file, at)
+        if not _fits(page, chunk) or at + page.size > min(chunk.end, len(file)):
+            raise OSError("a page reaches beyond its column")
+        at += page.size
+        if page.kind in (DATA, DATA_V2, DICTIONARY):
+            yield page
+            rows += page.rows if page.kind != DICTIONARY else 0
+
+
+def _fits(page: Page, chunk: Chunk) -> bool:
+    """Whether a page promises no more than its column has: memory is made ready for what it says."""
+    sizes_fit = page.size >= 0 and 0 <= (page.levels or 0) <= page.unpacked_size <= chunk.unpacked_size
+    most = page.unpacked_size // 4 if page.kind == DICTIONARY else chunk.rows  # entries may be more than rows
+    return sizes_fit and 0 <= page.rows <= most
+
+
+def _body(file: File, page: Page, codec: str | None) -> memoryview:
+    if codec is None or not page.is_packed:
+        return _mapped(file)[page.offset : page.offset + page.size]
+    return _unpack(file, page, codec)
+
+
+@lru_cache(2)  # a page and its dictionary: whoever reads in order needs them again
+def _unpack(file: File, page: Page, codec: str) -> memoryview:
+    import pyarrow as pa
+
+    body = _mapped(file)[page.offset : page.offset + page.size]
+
+    bare = page.levels or 0
+    try:
+        unpacked = memoryview(pa.decompress(body[bare:], page.unpacked_size - bare, codec=codec)).cast("B")  # of signed bytes
+    except MemoryError:  # Arrow's is one of its own kind, too
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise OSError(f"a page cannot be unpacked: {' '.join(str(error).split())}") from None
+    if bare == 0:
+        return unpacked
+    return memoryview(b"".join([body[:bare], unpacked]))
+
+
+def _lay_out(body: memoryview, page: Page, depth: int) -> Layout:
+    """Read what stands before the values: which rows have one; and find out where each of them is."""
+    first, places, count = page.levels or 0, None, page.rows
+    if depth > 0:
+        coded = body[:first]
+        if page.levels is None:
+            first = 4 + int.from_bytes(body[:4], "little")
+            coded = body[4:first]
+        is_there = _hybrid(coded, depth.bit_length(), page.rows) == depth
+        count = int(is_there.sum())
+        if count < page.rows:
+            places = np.where(is_there, np.cumsum(is_there) - 1, -1)
+    if page.encoding == _PLAIN:
+        return Layout(places, _walk(body, first, count), None)
+    if page.encoding not in _INDEXED:
+        raise OSError(f"a page has the encoding {page.encoding}")
+    if count == 0:
+        return Layout(places, array("q"), np.empty(0, np.int64))
+    if first >= len(body):
+        raise OSError("a page is damaged")
+    return Layout(places, array("q"), _hybrid(body[first + 1 :], body[first], count))
+
+
+def _walk(body: memoryview, first: int, count: int) -> "array[int]":
+    found, end = array("q", [first]), len(body)
+    while found[-1] + 4 <= end and len(found) <= count:
+        found.append(found[-1] + 4 + int.from_bytes(body[found[-1] : found[-1] + 4], "little"))
+    if found[-1] > end:  # the last one is cut off
+        found.pop()
+    return found
+
+
+def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
+    """`count` small numbers of so many bits, stored as runs and as packed groups of eight in turn."""
+    values, done, at = np.zeros(count, np.int64), 0, 0
+    if bits == 0:  # one entry in the dictionary
+        return values
+    if bits > 32:
+        raise OSError("the levels of a page are damaged")
+    width = (bits + 7) // 8
+    while done < count:
+        try:
+            head, at = varint(coded, at)
+        except IndexError:
+            raise OSError("the levels of a page are damaged") from None
+        if head & 1:
+            size = min(head >> 1, -(-(count - done) // 8)) * bits  # as many groups of eight as are wanted
+            packed = np.frombuffer(coded[at : at + size], np.uint8)
+            at += (head >> 1) * bits
+            single = np.unpackbits(packed, bitorder="little")
+            group = single[: len(single) // bits * bits].reshape(-1, bits) @ (1 << np.arange(bits))
+        else:
+            group = np.full(min(head >> 1, count - done), int.from_bytes(coded[at : at + width], "little"))
+            at += width
+        group = group[: count - done]
+        if len(group) == 0:
+            raise OSError("the levels of a page are damaged")
+        values[done : done + len(group)] = group
+        done += len(group)
+    return values

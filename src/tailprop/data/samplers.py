@@ -1,0 +1,96 @@
+"""The order of examples, a function of seed and epoch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch.utils.data import Sampler
+
+from tailprop.runtime.distributed import World
+from tailprop.runtime.rng import mix
+
+__all__ = ["EvalOrder", "Key", "TrainOrder"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """Asks a dataset for an example: its index, the seed of its augmentation, and how far the training is (0 to 1)."""
+
+    index: int
+    seed: int
+    progress: float = 1.0
+
+
+class TrainOrder(Sampler[list[Key]]):
+    """Shuffled batches of one process: global batch k is a piece of a permutation, and each process takes its part of it.
+
+    An epoch is one pass over the examples, without the last, incomplete global batch. With `epoch_steps` it is that many
+    steps, and one permutation follows upon the other without regard to where epochs begin.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        batch: int,
+        seed: int,
+        world: World,
+        accumulate: int = 1,
+        epochs: int = 1,
+        epoch_steps: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.count, self.batch, self.seed, self.world, self.accumulate = count, batch, seed, world, accumulate
+        self.epochs, self.epoch_steps = epochs, epoch_steps
+        self.epoch = self.start = 0
+        if self.steps == 0:
+            raise ValueError(
+                f"a global batch of {batch * accumulate * world.size} is more than the {count} examples there are; "
+                "lower --optim.batch"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in an epoch."""
+        return self.epoch_steps or self.count // (self.batch * self.accumulate * self.world.size)
+
+    def begin(self, epoch: int, step: int = 0) -> None:
+        """Set the epoch, and the optimizer step in it, that the next pass starts from."""
+        self.epoch, self.start = epoch, step
+
+    def __len__(self) -> int:
+        return (self.steps - self.start) * self.accumulate
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        whole = self.batch * self.world.size
+        began = self.epoch * self.steps * self.accumulate * whole if self.epoch_steps else self.epoch * self.count
+        for k in range(self.start * self.accumulate, self.steps * self.accumulate):
+            first = began + k * whole + self.world.rank * self.batch
+            yield [self._key(place) for place in range(first, first + self.batch)]
+
+    def _key(self, place: int) -> Key:
+        """The example at a place of the endless row of permutations."""
+        turn = place // self.count
+        index = _permutation(self.count, mix(self.seed, turn))[place % self.count]
+        return Key(index, mix(self.seed, turn, index), self.epoch / self.epochs)
+
+
+@lru_cache(maxsize=2)
+def _permutation(count: int, seed: int) -> list[int]:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+class EvalOrder(Sampler[list[Key]]):
+    """Every example once over all processes, in order: no example is repeated to even out the shards."""
+
+    def __init__(self, count: int, batch: int, world: World) -> None:
+        super().__init__()
+        self.indices = range(world.rank, count, world.size)
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for first in range(0, len(self.indices), self.batch):
+            yield [Key(i, i) for i in self.indices[first : first + self.batch]]

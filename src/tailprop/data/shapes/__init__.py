@@ -1,0 +1,1 @@
+"""Generated scenes of shapes, for tests and demos without a download."""

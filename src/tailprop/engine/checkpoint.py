@@ -1,0 +1,94 @@
+"""Checkpoints that are whole or absent: written beside their place and moved into it, read without executing anything."""
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tailprop.backbone.weights import WarmStartReport, load_matching
+from tailprop.utils.files import write_atomically
+
+__all__ = ["load", "read_checkpoint", "read_state_dict", "save", "save_tensors", "save_weights", "warm_start"]
+
+_FORMAT = 3
+
+
+def save(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
+    """Write a checkpoint; with `also`, first under that name too (one file, two names)."""
+
+    def write(part: Path) -> None:
+        torch.save(payload | {"format": _FORMAT}, part)
+
+    write_atomically(path, write, also)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A checkpoint written by `save`."""
+    try:
+        payload = read_checkpoint(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; to start from other weights of the run use --model.init and another --run.out") from None
+    if payload.get("format") != _FORMAT:
+        raise ValueError(
+            f"{path} is not a checkpoint of this version of the program; to start from its weights use --model.init"
+        )
+    return payload
+
+
+def save_weights(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
+    """The weights alone, as safetensors, for timm and everybody else."""
+    save_tensors(path, model.state_dict(), metadata)
+
+
+def save_tensors(path: Path, state: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    weights = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    write_atomically(path, lambda part: save_file(weights, part, metadata))
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """What a .safetensors file or a PyTorch checkpoint holds, read without executing anything that is in it."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"no checkpoint at {path}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old pickles: what matters is an error below
+            content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # damage makes an unpickler trip in many ways: struct.error, AssertionError, TypeError
+        raise ValueError(f"{path} is damaged, or holds more than weights and was not executed ({_reason(error)})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no state dict")
+    return content
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """The weights in a .safetensors file or a PyTorch checkpoint; of a training checkpoint, those it was evaluated with."""
+    state = read_checkpoint(path)
+    for key in ("ema", "state_dict", "model"):
+        if isinstance(state.get(key), dict):
+            state = state[key]
+    if not any(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{path} holds no state dict")
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def warm_start(model: nn.Module, source: Mapping[str, Tensor] | str | Path) -> WarmStartReport:
+    """Copy into `model` everything that fits of a state dict or a checkpoint file, vHeat's names or ours; report the rest."""
+    return load_matching(model, read_state_dict(source) if isinstance(source, str | Path) else source)
+
+
+def _reason(error: Exception) -> str:
+    """Why it cannot be read, without PyTorch's advice to execute what is in it."""
+    text = str(error).strip()
+    if asked := re.search(r"GLOBAL (\S+) (?:was not|whose module)", text):
+        return f"it asks for {asked[1]}"
+    if "Weights only load failed" in text:
+        return "no pickle of weights"
+    return re.split(r"\. |\n", text)[0] or type(error).__name__

@@ -1,0 +1,46 @@
+"""What a run writes down as it goes: lines in metrics.jsonl, and the same numbers for TensorBoard."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tailprop.engine.run_folder import RunFolder
+from tailprop.utils.files import naming
+
+__all__ = ["Journal", "journal"]
+
+
+class Journal:
+    """A run's log; one that is not kept, as in every process but the first, takes rows and writes nothing."""
+
+    def __init__(self, folder: RunFolder, kept: bool, events: Any = None) -> None:
+        self.folder, self.kept, self.events = folder, kept, events
+
+    def write(self, row: dict[str, Any]) -> None:
+        """A row with its `kind` and the run's `step`."""
+        if not self.kept:
+            return
+        self.folder.log(row)
+        if self.events is None:
+            return
+        with naming(self.folder.tensorboard):
+            for name, value in row.items():
+                if isinstance(value, float):
+                    self.events.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+
+
+@contextmanager
+def journal(folder: RunFolder, kept: bool, tensorboard: bool, step: int) -> Iterator[Journal]:
+    """The log of a run that has come to `step`: later events, of a process that died, are purged."""
+    if not (kept and tensorboard):
+        yield Journal(folder, kept)
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    with naming(folder.tensorboard):
+        events = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
+    try:
+        yield Journal(folder, kept, events)
+    finally:
+        with naming(folder.tensorboard):
+            events.close()

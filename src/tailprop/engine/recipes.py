@@ -1,0 +1,51 @@
+"""Recipes: YAML files of settings, by name or by path."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+__all__ = ["find_recipe", "read_recipe", "recipe_names"]
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+_RECIPE_FOLDERS = (Path("recipes"), _PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")  # yours, a checkout's, the wheel's
+
+
+def find_recipe(name: str) -> Path:
+    """The YAML file of a recipe, by its name or its path, or of a run, by its folder."""
+    if Path(name).suffix in (".yaml", ".yml"):
+        if not Path(name).is_file():
+            raise ValueError(f"no recipe file {name}")
+        return Path(name)
+    for folder in _RECIPE_FOLDERS:
+        if (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    if (run := Path(name) / "config.yaml").is_file():
+        return run
+    if Path(name).is_dir():
+        raise ValueError(
+            f"the folder {name} has no config.yaml that would tell what is run in it; give the recipe, with --run.out {name}"
+        )
+    known = recipe_names()
+    close = difflib.get_close_matches(name, known, n=1)
+    raise ValueError(
+        f"no recipe {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}")
+    )
+
+
+def recipe_names() -> list[str]:
+    return sorted({path.stem for folder in _RECIPE_FOLDERS if folder.is_dir() for path in folder.glob("*.yaml")})
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file."""
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold settings by name, got {type(values).__name__}")
+    return values

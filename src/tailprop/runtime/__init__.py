@@ -1,0 +1,1 @@
+"""The process and the machine: distributed launches, random numbers, signals, memory, precision."""

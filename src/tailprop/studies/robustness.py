@@ -1,0 +1,315 @@
+"""`tailprop robustness`: a classifier on sketches, on natural adversarial examples and on corrupted pictures.
+
+ImageNet-Sketch (Wang et al., 2019) has ImageNet's 1000 classes, ImageNet-A (Hendrycks et al., 2021) 200 of them, and only those
+200 outputs are compared there. The corruptions are made from the validation pictures on the way; their figure is the mean
+top-1, not the published mCE, which is relative to AlexNet and includes frost (see `tailprop.data.corruptions`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from tailprop.data.broken import Damage
+from tailprop.engine.options import Checkpoint
+from tailprop.runtime.distributed import World, together
+from tailprop.runtime.provenance import provenance
+from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
+from tailprop.tasks.classify.data import DataConfig, open_source
+from tailprop.tasks.classify.evaluate import DataChoice, align_classes, evaluate_on
+from tailprop.tasks.classify.load import Classifier, load_classifier
+from tailprop.tasks.classify.metrics import Accuracy, ignore
+from tailprop.tasks.classify.sources import Source, tell_apart
+from tailprop.tasks.common.bench import write_rows
+from tailprop.utils.text import counted
+from tailprop.utils.validation import check_at_least, check_output_file
+
+__all__ = ["Robustness", "Row", "imagenet_a_indices", "imagenet_indices", "measure", "run"]
+
+SKETCH, IMAGENET_A = "ImageNet-Sketch", "ImageNet-A"
+CLASSES: Final = {SKETCH: 1000, IMAGENET_A: 200}
+PAPER_TOP1: Final = {("tailprop_base", SKETCH): 23.1, ("tailprop_base", IMAGENET_A): 37.2}
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Measure a classifier on pictures unlike those it was trained on."""
+
+    checkpoint: Checkpoint
+    """A run folder, a file of weights, or the name of a pretrained timm model."""
+    model: str | None = None
+    """The architecture, if the file does not say."""
+    sketch: Path | None = None
+    """ImageNet-Sketch: its 1000 folders, or a parquet snapshot."""
+    imagenet_a: Path | None = None
+    """ImageNet-A: its 200 folders, or a parquet snapshot."""
+    corrupt: tuple[str, ...] = ()
+    """Corruptions of the validation pictures, by ImageNet-C's names; 'all' = every one."""
+    severities: tuple[int, ...] = SEVERITIES
+    """How strong, from 1 to 5."""
+    data: DataChoice = field(default_factory=DataChoice)
+    limit: int = 0
+    """Most pictures to use of each kind, taken evenly; 0 = all."""
+    batch: int = 64
+    """Pictures at once."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run."""
+    out: Path | None = None
+    """CSV file for the numbers, written after each of them."""
+
+    def check(self) -> None:
+        check_at_least("batch", self.batch, 1)
+        check_at_least("limit", self.limit, 0)
+        check_output_file("--out", self.out)
+        if self.sketch is None and self.imagenet_a is None and not self.corrupt:
+            raise ValueError("nothing to measure; give --sketch, --imagenet-a or --corrupt (all, or names)")
+        for option, path in (("--sketch", self.sketch), ("--imagenet-a", self.imagenet_a)):
+            if path is not None and not path.is_dir():
+                raise ValueError(f"no folder {path}; {option} takes the folder of the dataset")
+        for name in self.corrupt:
+            if name != "all":
+                check_corruption(name)
+        if not self.severities:
+            raise ValueError("at least one of --severities is needed, 1 to 5")
+        for severity in self.severities:
+            check_severity(severity)
+
+    @property
+    def corruptions(self) -> tuple[str, ...]:
+        return tuple(CORRUPTIONS) if "all" in self.corrupt else tuple(dict.fromkeys(self.corrupt))
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return tuple(sorted(set(self.severities)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. Severity 0 is the picture as it is."""
+
+    data: str
+    severity: int
+    top1: float
+    top5: float
+    count: int
+    classes: int  # that have pictures
+    broken: int
+
+
+class Selection:
+    """Some pictures of a source, under other labels."""
+
+    def __init__(self, source: Source, rows: Sequence[int], classes: tuple[str, ...], labels: np.ndarray) -> None:
+        self.source, self.rows, self.classes, self.labels = source, rows, classes, labels
+
+    def read(self, index: int) -> Image.Image:
+        return self.source.read(self.rows[index])
+
+    def name(self, index: int) -> str:
+        return self.source.name(self.rows[index])
+
+
+def run(options: Robustness) -> None:
+    options.check()
+    with together(options.device) as world:
+        classifier = load_classifier(options.checkpoint, options.model)
+        origin, out = _origin(options, classifier, world), options.out
+
+        def keep(rows: Sequence[Row]) -> None:
+            if world.is_first and out is not None:
+                write_rows(out, map(asdict, rows), origin)
+
+        rows = measure(options, classifier, world, keep)
+        if world.is_first:
+            _say(rows, classifier.name, options.levels)
+
+
+def measure(
+    options: Robustness, classifier: Classifier, world: World, keep: Callable[[Sequence[Row]], object] = ignore
+) -> list[Row]:
+    """Everything the options ask for, in the order of the table; `keep` is told all rows so far after each of them."""
+    rows: list[Row] = []
+    for row in _measure_each(options, classifier, world):
+        rows.append(row)
+        keep(rows)
+    return rows
+
+
+def _measure_each(options: Robustness, classifier: Classifier, world: World) -> Iterator[Row]:
+    if options.sketch is not None:
+        yield _measure_imagenet(options, classifier, world, SKETCH, options.sketch, range(1000))
+    if options.imagenet_a is not None:
+        yield _measure_imagenet(options, classifier, world, IMAGENET_A, options.imagenet_a, imagenet_a_indices())
+    if options.corrupt:
+        yield from _measure_corruptions(options, classifier, world)
+
+
+def _measure_imagenet(
+    options: Robustness, classifier: Classifier, world: World, name: str, root: Path, outputs: Sequence[int]
+) -> Row:
+    """The accuracy on a dataset whose classes are these of ImageNet's 1000."""
+    _check_imagenet_model(classifier, name)
+    kind: Literal["folder", "parquet"] = "parquet" if _shards(root) else "folder"
+    data = replace(options.data, source=kind, root=root).over(classifier.data)
+    selection = _relabel(_open_whole(data, root), name, outputs, options.limit)
+    subset = torch.tensor(outputs)
+    return _row(name, 0, evaluate_on(classifier, selection, data, world, options.batch, options.precision, subset, title=name))
+
+
+def _relabel(source: Source, name: str, outputs: Sequence[int], limit: int) -> Selection:
+    """The source with labels that are places in `outputs`."""
+    output_of = _outputs(source, name, outputs)
+    place = {output: i for i, output in enumerate(outputs)}
+    rows = _rows(len(source.labels), limit)
+    labels = np.array([place[output_of[label]] for label in source.labels[rows].tolist()])
+    return Selection(source, rows, tuple(imagenet_synsets()[i] for i in outputs), labels)
+
+
+def _measure_corruptions(options: Robustness, classifier: Classifier, world: World) -> Iterator[Row]:
+    data = options.data.over(classifier.data)
+    source = open_source(data, "validation")
+    align_classes(source, classifier.classes)
+    rows = _rows(len(source.labels), options.limit)
+    selection = Selection(source, rows, source.classes, source.labels[rows])
+    prepare, damage = classifier.transform(data), Damage(data.on_broken)
+    kinds = [("clean", 0), *((name, severity) for name in options.corruptions for severity in options.levels)]
+    for name, severity in kinds:
+        transform = Corrupt(name, severity, 0, prepare) if severity > 0 else prepare
+        how: dict[str, Any] = dict(transform=transform, title=f"{name} {severity}", damage=damage)
+        result = evaluate_on(classifier, selection, data, world, options.batch, options.precision, **how)
+        yield _row(name, severity, result)
+
+
+def _row(data: str, severity: int, result: Accuracy) -> Row:
+    classes = len(result.answers[:, 0].unique())
+    return Row(data, severity, result.top1, result.top5, result.count, classes, len(result.broken))
+
+
+def _rows(count: int, limit: int) -> range:
+    """Every k-th of `count`, at most `limit` in all: datasets are sorted by class, and the first would be of a few only."""
+    return range(0, count, -(-count // limit) if limit else 1)
+
+
+@cache
+def imagenet_synsets() -> tuple[str, ...]:
+    """WordNet's names of ImageNet's 1000 classes, in the order of a model's outputs."""
+    from timm.data import ImageNetInfo
+
+    return tuple(ImageNetInfo().label_names())
+
+
+@cache
+def imagenet_a_indices() -> tuple[int, ...]:
+    """The 200 outputs that stand for ImageNet-A's classes. timm ships the list but has no function that reads it."""
+    names = (files("timm.data") / "_info" / "imagenet_a_synsets.txt").read_text().split()
+    return tuple(imagenet_synsets().index(name) for name in names)
+
+
+def imagenet_indices(classes: Sequence[str]) -> list[int | None]:
+    """ImageNet's index of each class, by its name and never by its place; none where the name says nothing.
+
+    A name is a WordNet number as in the official folders (n01440764), ImageNet's description as in snapshots of Hugging Face
+    (tench, Tinca tinca), or the index itself. Two classes are described as "crane", the second of them is crane2 in snapshots;
+    of a lone crane the place has to tell.
+    """
+    from timm.data import ImageNetInfo
+
+    known: dict[str, list[int]] = {}
+    descriptions = ImageNetInfo().label_descriptions()
+    for index, names in enumerate(zip(imagenet_synsets(), descriptions, tell_apart(descriptions), strict=True)):
+        for name in {*names, str(index)}:
+            known.setdefault(name, []).append(index)
+    return [_choose(known.get(name, []), place) for place, name in enumerate(tell_apart(classes))]
+
+
+def _choose(candidates: Sequence[int], place: int) -> int | None:
+    if place in candidates:
+        return place
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _outputs(source: Source, name: str, allowed: Sequence[int]) -> dict[int, int]:
+    """The model's output for each class of the source that has pictures."""
+    indices, found = imagenet_indices(source.classes), {}
+    expected = set(allowed)
+    for label in np.unique(source.labels).tolist():
+        if not 0 <= label < len(indices):
+            raise ValueError(f"label {label} in {name} has no class; the data has {len(indices)}")
+        index = indices[label]
+        if index is None or index not in expected:
+            raise ValueError(
+                f"class {source.classes[label]!r} is not one of {name}'s {len(expected)}; its folders are named like "
+                f"{imagenet_synsets()[allowed[0]]}"
+            )
+        found[label] = index
+    return found
+
+
+def _check_imagenet_model(classifier: Classifier, name: str) -> None:
+    if len(classifier.classes) != 1000:
+        raise ValueError(
+            f"{name} needs a model of ImageNet's 1000 classes, this {classifier.name} has {len(classifier.classes)}"
+        )
+    indices = imagenet_indices(classifier.classes)
+    foreign = all(index is None for index in indices)
+    wrong = next((i for i, index in enumerate(indices) if foreign or index not in (None, i)), None)
+    if wrong is not None:
+        raise ValueError(f"{name} needs ImageNet's order of classes, but output {wrong} is {classifier.classes[wrong]!r}")
+
+
+def _shards(root: Path) -> list[Path]:
+    return sorted(root.glob("*.parquet")) + sorted(root.glob("data/*.parquet"))
+
+
+def _open_whole(data: DataConfig, root: Path) -> Source:
+    """All pictures of a dataset that is for testing only, whatever its one split is called (Sketch on Hugging Face: train)."""
+    only_train = data.source == "parquet" and all(shard.name.startswith("train") for shard in _shards(root))
+    return open_source(replace(data, held_out=1.0), "train" if only_train else "validation")
+
+
+def _say(rows: Sequence[Row], model: str, levels: Sequence[int]) -> None:
+    corrupted = [row for row in rows if row.severity > 0]
+    shown = levels if corrupted else ()
+    paper = {row.data: PAPER_TOP1[model, row.data] for row in rows if (model, row.data) in PAPER_TOP1}
+    title = f"{model}: top-1 in per cent" + (", by severity" if corrupted else "")
+    table = Table("data", "pictures", *map(str, shown), "mean" if corrupted else "top-1", title=title)
+    if paper:
+        table.add_column("the paper's")
+    for name in dict.fromkeys(row.data for row in rows):
+        mine = [row for row in rows if row.data == name]
+        beside = (f"{paper[name]:.1f}" if name in paper else "-",) if paper else ()
+        table.add_row(name, str(mine[0].count), *_figures(mine, shown), *beside)
+    if corrupted:
+        table.add_section()
+        beside = ("-",) if paper else ()
+        table.add_row("mean over corruptions", str(corrupted[0].count), *_figures(corrupted, shown), *beside)
+    console = Console()
+    console.print(table)
+    for row in rows:
+        if row.classes < CLASSES.get(row.data, 0):
+            console.print(f"{row.data}: only {row.classes} of its {CLASSES[row.data]} classes have pictures here")
+    if broken := max(row.broken for row in rows):
+        console.print(f"up to {counted(broken, 'broken picture')} left out")
+
+
+def _figures(rows: Sequence[Row], levels: Sequence[int]) -> list[str]:
+    """The mean top-1 at each severity, and over all."""
+    columns = [[row.top1 for row in rows if row.severity == level] for level in levels]
+    return [f"{np.mean(column):.2f}" if column else "-" for column in columns] + [f"{np.mean([r.top1 for r in rows]):.2f}"]
+
+
+def _origin(options: Robustness, classifier: Classifier, world: World) -> dict[str, str]:
+    """What made the numbers, for every row."""
+    size_px = options.data.size_px or classifier.data.size_px
+    about = dict(model=classifier.name, checkpoint=options.checkpoint, size_px=str(size_px))
+    return about | dict(batch=str(options.batch), precision=options.precision) | provenance(world.device.type)

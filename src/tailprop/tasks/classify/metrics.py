@@ -1,0 +1,94 @@
+"""Exact metrics: sums over all examples of all processes, each example counted once."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailprop.data.broken import Broken
+from tailprop.data.loader import to_device
+from tailprop.runtime.distributed import gather, sum_over_processes
+from tailprop.tasks.classify.data import Batch
+
+__all__ = ["Accuracy", "evaluate_classifier"]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How a classifier did."""
+
+    top1: float  # per cent
+    top5: float
+    loss: float
+    count: int
+    answers: Tensor  # (count, 2): the class of each example, and which it was taken for
+    num_classes: int
+    broken: tuple[Broken, ...] = ()
+
+    @property
+    def confusion(self) -> Tensor:
+        """Examples by [true, predicted]. Made when it is asked for: of 20,000 classes it would be gigabytes."""
+        n = self.num_classes
+        return torch.bincount(self.answers[:, 0] * n + self.answers[:, 1], minlength=n * n).reshape(n, n)
+
+
+def ignore(told: object) -> None:
+    """For those who do not want to be told."""
+
+
+@torch.inference_mode()
+def evaluate_classifier(
+    model: Callable[[Tensor], Tensor],
+    batches: Iterable[Batch],
+    num_classes: int,
+    device: torch.device,
+    subset: Tensor | None = None,
+    tick: Callable[[int], object] = ignore,
+    note: Callable[[Sequence[Broken]], object] = ignore,
+) -> Accuracy:
+    """Top-1, top-5, mean loss and which class was taken for which.
+
+    Args:
+        model: Images to logits; a module has to be in evaluation mode already.
+        batches: This process's share of the examples.
+        num_classes: Number of classes the labels come from.
+        subset: The model's outputs that stand for those classes, where it has more (ImageNet-A: 200 of 1000).
+        tick: Told the number of examples of each batch, for a progress bar.
+        note: Told what could not be read, when it is met; it may raise.
+    """
+    if isinstance(model, nn.Module) and model.training:
+        raise ValueError("the model is in training mode; call eval() first")
+    sums = torch.zeros(4, dtype=torch.float64, device="cpu")  # right, right within five, loss, count
+    answers: list[Tensor] = []
+    broken: list[Broken] = []
+    for batch in batches:
+        note(batch.broken)
+        broken += batch.broken
+        if len(batch) == 0:
+            continue
+        logits = model(to_device(batch.images, device)).float().cpu()
+        logits = logits if subset is None else logits[:, subset]
+        sums += _sums(logits, batch.labels)
+        answers.append(torch.stack([batch.labels, logits.argmax(1)], dim=1))
+        tick(len(batch))
+    right, within5, loss, count = sum_over_processes(sums, device).tolist()
+    if count == 0:
+        raise ValueError("no example could be evaluated")
+    return Accuracy(
+        top1=100 * right / count,
+        top5=100 * within5 / count,
+        loss=loss / count,
+        count=int(count),
+        answers=torch.cat([part for share in gather(answers) for part in share]),
+        num_classes=num_classes,
+        broken=tuple(b for share in gather(broken) for b in share),
+    )
+
+
+def _sums(logits: Tensor, labels: Tensor) -> Tensor:
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # (B, 5)
+    hits = best == labels[:, None]
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    return torch.stack([hits[:, 0].sum().double(), hits.sum().double(), loss.double(), torch.tensor(float(len(labels)))])

@@ -1,0 +1,254 @@
+"""Where pictures with a class come from: folders, parquet snapshots, timm's dataset names, scikit-learn's digits.
+
+A source knows its classes and labels without reading a picture, and reads one picture at a time.
+"""
+
+import hashlib
+import io
+import os
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from tailprop.data.formats.parquet import Parquet
+from tailprop.data.images import is_picture
+from tailprop.data.splits import SPLITS, existing_folder, numbered_classes
+from tailprop.runtime.distributed import say_once
+from tailprop.utils.text import counted, printable
+
+__all__ = [
+    "SPLITS",
+    "Digits",
+    "Folder",
+    "Parquet",
+    "Source",
+    "TimmDataset",
+    "check_labels",
+    "check_same_classes",
+    "split_hash",
+    "tell_apart",
+]
+
+
+class Source(Protocol):
+    """Pictures with labels. `labels[i]` is an index into `classes`."""
+
+    classes: tuple[str, ...]
+    labels: np.ndarray
+
+    def read(self, index: int) -> Image.Image: ...  # may raise OSError for a broken file
+
+    def name(self, index: int) -> str: ...
+
+
+class Folder:
+    """One folder for each class: root/train/cat/1.jpg and root/val/cat/2.jpg, or root/cat/1.jpg with a share held out."""
+
+    def __init__(self, root: Path, split: str, held_out: float = 0.2) -> None:
+        from torchvision.datasets.folder import find_classes, make_dataset
+
+        self.root = existing_folder(root)
+        given = _split_folders(root)
+        where = given[split]
+        if where is None and (others := [folder.name for folder in given.values() if folder is not None]):
+            raise ValueError(f"{root} has a folder {others[0]} but none named {' or '.join(SPLITS[split])}")
+        try:
+            names = [name for name in find_classes(str(given["train"] or where or root))[0] if not name.startswith(".")]
+            index = {name: place for place, name in enumerate(names)}
+            pictures = make_dataset(str(where or root), index, is_valid_file=_is_visible_picture, allow_empty=True)
+        except FileNotFoundError as error:
+            raise ValueError(f"{root}: {error}; expected one folder of pictures for each class") from None
+        _refuse_unknown_classes(where or root, names)
+        if split == "train":
+            _tell_of_strays(where or root)
+        self.share = held_out if where is None else None  # held out of one tree; none = there is a split
+        if where is None:  # one tree: hold out a share, chosen by each file's own name so that new files move no old ones
+            chosen = _hold_out(pictures, root, held_out)
+            pictures = [p for p in pictures if (p[0] in chosen) == (split != "train")]
+        if not pictures:
+            hint = "; give more of them, a larger --data.held-out, or folders train and val" if where is None else ""
+            raise ValueError(f"no pictures for {split} under {where or root}{hint}")
+        _warn_of_empty_classes(names, {label for _, label in pictures}, split, where or root)
+        self.classes = tuple(names)
+        self.paths = [Path(path) for path, _ in pictures]
+        self.labels = np.array([label for _, label in pictures])
+
+    def read(self, index: int) -> Image.Image:
+        return Image.open(self.paths[index])
+
+    def name(self, index: int) -> str:
+        return str(self.paths[index].relative_to(self.root))
+
+
+class TimmDataset:
+    """A dataset timm knows by name: torch/cifar10; hfds/timm/mini-imagenet, or another of Hugging Face with the columns image
+    and label; folder for timm's own reader of folders.
+    """
+
+    def __init__(self, name: str, root: Path | None, split: str, download: bool = False) -> None:
+        from timm.data import create_dataset
+
+        try:
+            self.data = create_dataset(name, root=str(root) if root else None, split=split, download=download)
+            self.labels = np.array(_timm_labels(self.data))
+        except (RuntimeError, AssertionError, AttributeError, FileNotFoundError, TypeError, KeyError, ImportError) as error:
+            raise ValueError(f"timm cannot open {name!r} under {root}: {error or 'not found'}") from None
+        reader = getattr(self.data, "reader", self.data)
+        names = getattr(self.data, "classes", None) or getattr(reader, "class_to_idx", None)
+        self.classes = tuple(map(str, names)) if names else numbered_classes(self.labels, self.name)
+
+    def read(self, index: int) -> Image.Image:
+        if not hasattr(self.data, "reader"):
+            return self.data[index][0]
+        with self.data.reader[index][0] as file:  # timm itself would put the next picture in the place of a broken one
+            return Image.open(io.BytesIO(file.read()))
+
+    def name(self, index: int) -> str:
+        if hasattr(self.data, "filename"):
+            file = self.data.filename(index)
+        else:
+            file = self.data.samples[index][0] if hasattr(self.data, "samples") else None
+        return file or f"picture {index}"
+
+
+class Digits:
+    """scikit-learn's 1,797 handwritten digits, 8x8 scans; the same third is always held out."""
+
+    def __init__(self, split: str) -> None:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        raw, labels = load_digits(return_X_y=True)
+        train, test = train_test_split(np.arange(len(labels)), test_size=1 / 3, stratify=labels, random_state=0)
+        self.rows = train if split == "train" else test
+        self.images = np.round(raw.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+        self.labels = labels[self.rows]
+        self.classes = tuple(str(digit) for digit in range(10))
+
+    def read(self, index: int) -> Image.Image:
+        return Image.fromarray(self.images[self.rows[index]]).resize((32, 32), Image.Resampling.BICUBIC)
+
+    def name(self, index: int) -> str:
+        return f"digit {self.rows[index]}"
+
+
+def split_hash(source: Source) -> str:
+    """A fingerprint of which pictures a split holds, in which order, with which labels."""
+    digest = hashlib.sha256(os.fsencode("\n".join(source.classes)))
+    digest.update(np.ascontiguousarray(source.labels, dtype=np.int64).tobytes())
+    if isinstance(source, Folder):
+        digest.update(os.fsencode("\n".join(source.name(i) for i in range(len(source.labels)))))
+    elif isinstance(source, Parquet):
+        digest.update("\n".join(f"{shard.name} {shard.stat().st_size}" for shard in source.shards).encode())
+    return digest.hexdigest()[:16]
+
+
+def tell_apart(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of classes, each once: ImageNet's two cranes are crane and crane2, as in Hugging Face's snapshots."""
+    seen: Counter[str] = Counter()
+    apart = []
+    for name in names:
+        seen[name] += 1
+        apart.append(name if seen[name] == 1 else f"{name}{seen[name]}")
+    return tuple(apart)
+
+
+def check_labels(source: Source, num_classes: int, what: str, advice: str = "") -> None:
+    """Refuse a label that has no output."""
+    wrong = np.flatnonzero((source.labels < 0) | (source.labels >= num_classes))
+    if len(wrong) > 0:
+        raise ValueError(
+            f"label {source.labels[wrong[0]]} of {source.name(int(wrong[0]))} ({what}) is outside the {num_classes} classes "
+            f"0 to {num_classes - 1}, and so are {len(wrong) - 1} more; mend the labels{advice}"
+        )
+
+
+def check_same_classes(train: Source, validation: Source) -> None:
+    """Refuse splits that number their classes otherwise: what is measured would be wrong without a word.
+
+    Where classes have no names, a split knows those up to its highest label.
+    """
+    pairs = zip(train.classes, validation.classes, strict=False)
+    if (wrong := next(((a, b) for a, b in pairs if a != b), None)) is not None:
+        raise ValueError(
+            f"the classes of training and validation differ: {wrong[0]!r} in the one is in the place of {wrong[1]!r} in the "
+            "other; both need the same classes in the same order"
+        )
+
+
+def _split_folders(root: Path) -> dict[str, Path | None]:
+    """The folders of the splits: those that hold folders themselves. One that holds pictures is a class of that name."""
+    return {
+        split: next((root / name for name in names if (root / name).is_dir() and _holds_folders(root / name)), None)
+        for split, names in SPLITS.items()
+    }
+
+
+def _holds_folders(folder: Path) -> bool:
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    folders, pictures = [p for p in inside if p.is_dir()], [p for p in inside if _is_visible_picture(str(p))]
+    if folders and pictures:
+        raise ValueError(
+            f"{folder} holds pictures ({pictures[0].name}) beside folders ({folders[0].name}): a split has a folder for each "
+            "class, a class has pictures; move one or the other"
+        )
+    return bool(folders)
+
+
+def _is_visible_picture(path: str) -> bool:
+    return is_picture(Path(path)) and not Path(path).name.startswith(".")  # macOS leaves ._1.jpg beside 1.jpg
+
+
+def _warn_of_empty_classes(names: Sequence[str], present: set[int], split: str, where: Path) -> None:
+    empty = [name for place, name in enumerate(names) if place not in present]
+    if empty:
+        say_once(f"{where}: no picture for {split} of {', '.join(map(printable, empty[:5]))}")
+
+
+def _tell_of_strays(where: Path) -> None:
+    strays = sorted(path.name for path in where.iterdir() if path.is_file() and _is_visible_picture(str(path)))
+    if strays:
+        say_once(
+            f"{where}: {counted(len(strays), 'picture')} beside the folders of the classes left out ({printable(strays[0])})"
+        )
+
+
+def _refuse_unknown_classes(where: Path, names: Sequence[str]) -> None:
+    extra = sorted({p.name for p in where.iterdir() if p.is_dir() and not p.name.startswith(".")} - set(names))
+    if extra:
+        raise ValueError(f"{where} has classes that training does not know: {', '.join(extra[:5])}")
+
+
+def _hold_out(pictures: Sequence[tuple[str, int]], root: Path, share: float) -> set[str]:
+    """The files held out, chosen by each one's own name; of every class at least one, and never all of it."""
+    chosen: set[str] = set()
+    lots: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    for path, label in pictures:
+        lots[label].append((_lot(path, root), path))
+    for drawn in map(sorted, lots.values()):
+        count = sum(lot < share for lot, _ in drawn)
+        if 0 < share < 1 and len(drawn) > 1:
+            count = min(max(count, 1), len(drawn) - 1)
+        chosen |= {path for _, path in drawn[:count]}
+    return chosen
+
+
+def _lot(path: str, root: Path) -> float:
+    """A number from 0 to 1 that a file keeps wherever the root lies, whatever files come and go beside it."""
+    digest = hashlib.sha256(os.fsencode(Path(path).relative_to(root).as_posix())).digest()
+    return int.from_bytes(digest[:4]) / 2**32
+
+
+def _timm_labels(data: Any) -> Sequence[int]:
+    if hasattr(data, "targets"):
+        return data.targets
+    reader: Any = getattr(data, "reader", None)
+    if hasattr(reader, "samples"):
+        return [label for _, label in reader.samples]
+    if hasattr(reader, "dataset") and hasattr(reader, "label_key"):  # of Hugging Face
+        return reader.dataset[reader.label_key][:]
+    raise ValueError("this dataset can only be read in sequence; take a parquet snapshot or a folder instead")

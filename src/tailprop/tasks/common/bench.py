@@ -1,0 +1,122 @@
+"""What the benchmarks share: rounds in turn, tables with their origin, the cost of one picture over several backbones."""
+
+import csv
+import io
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tailprop.runtime.allocator import keep_freed_memory
+from tailprop.tasks.common.models import check_model
+from tailprop.utils.files import write_atomically
+
+__all__ = ["PictureCost", "check_bench", "print_costs", "print_table", "time_in_turn", "use_cpu", "write_costs", "write_rows"]
+
+
+def check_bench(models: Sequence[str], device: str) -> None:
+    if not models:
+        raise ValueError("at least one model is needed")
+    for model in models:
+        check_model(model)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("no CUDA device is visible; use --device cpu")
+
+
+def use_cpu(threads: int) -> str:
+    """So many threads, and memory as every command has it; what becomes of freed memory, for the table."""
+    torch.set_num_threads(threads)
+    return "kept" if keep_freed_memory() else "returned"
+
+
+def time_in_turn(
+    steps: Mapping[str, Callable[[], object]], rounds: int, device: str, description: str
+) -> dict[str, list[float]]:
+    """Seconds of every step in every round; a round runs each step once, and one more before them warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for index in track(range(rounds + 1), description=description, transient=True):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if index > 0:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def print_table(table: Table, where: Mapping[str, str]) -> None:
+    """A table, and below it where its numbers come from."""
+    console = Console()
+    console.print(table)
+    console.print(", ".join(f"{key} {value}" for key, value in where.items()), style="dim")
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], where: Mapping[str, str] | None = None) -> None:
+    """A CSV of rows with the same columns; with `where`, every row says where it comes from."""
+    full = [{**row, **(where or {})} for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(full[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(full)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda part: part.write_text(text.getvalue(), newline=""))
+
+
+@dataclass(frozen=True)
+class PictureCost:
+    """What one picture costs a network over a backbone."""
+
+    model: str
+    parameters: int
+    macs: int
+    paper_gmacs: float | None
+    seconds: Sequence[float] = ()  # of each round
+    memory_gb: float | None = None
+
+    @property
+    def rates(self) -> tuple[float | None, float | None]:
+        """Pictures per second in the best round and in the median one."""
+        if not self.seconds:
+            return None, None
+        return 1 / min(self.seconds), 1 / statistics.median(self.seconds)
+
+    def row(self, first: "PictureCost") -> dict[str, str]:
+        """Its numbers as text, beside those of the first backbone."""
+        (best, median), first_best = self.rates, first.rates[0]
+        return {
+            "model": self.model,
+            "parameters": str(self.parameters),
+            "macs": str(self.macs),
+            "paper_gmacs": _text(self.paper_gmacs, "g"),
+            "over_paper": _text(self.paper_gmacs and self.macs / 1e9 / self.paper_gmacs, ".3f"),
+            "img_per_s_best": _text(best, ".4g"),
+            "img_per_s_median": _text(median, ".4g"),
+            "first_over_this": _text(first_best / best if best and first_best else None, ".3f"),
+            "memory_gb": _text(self.memory_gb, ".2f"),
+        }
+
+
+def _text(number: float | None, style: str) -> str:
+    return "" if number is None else format(number, style)
+
+
+def print_costs(costs: Sequence[PictureCost], where: Mapping[str, str]) -> None:
+    shown = ("paper_gmacs", "img_per_s_best", "img_per_s_median", "first_over_this", "memory_gb")
+    table = Table("backbone", "GMACs", "paper's", "img/s", "median", "first / this", "GB")  # the file has more
+    table.columns[0].overflow = "fold"
+    for cost in costs:
+        row = cost.row(costs[0])
+        table.add_row(cost.model, f"{cost.macs / 1e9:.1f}", *(row[name] for name in shown))
+    print_table(table, where)
+
+
+def write_costs(path: Path, costs: Sequence[PictureCost], where: Mapping[str, str]) -> None:
+    write_rows(path, [cost.row(costs[0]) for cost in costs], where)

@@ -1,0 +1,55 @@
+"""Pictures of a run: learning curves, confusion, restored pictures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # matplotlib is imported when something is drawn: most commands draw nothing, or at their end
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_curves", "draw_learning"]
+
+
+def draw_learning(
+    history: Sequence[dict[str, float]], path: Path, metrics: dict[str, str], measured_on: str = "validation"
+) -> None:
+    """Training loss and metrics by epoch; `metrics` names what is drawn, and in which words."""
+    figure = _figure(7, 4)
+    left = figure.subplots()
+    right = left.twinx()
+    right.plot([r["epoch"] for r in history], [r["loss"] for r in history], color="tab:orange", label="training loss")
+    for (name, label), color in zip(metrics.items(), ("tab:blue", "tab:green", "tab:purple", "tab:red"), strict=False):
+        evaluated = [row for row in history if name in row]
+        left.plot([r["epoch"] for r in evaluated], [r[name] for r in evaluated], color=color, marker=".", label=label)
+        if evaluated:
+            best = max(evaluated, key=lambda row: row[name])
+            where = (best["epoch"], best[name])
+            left.annotate(f"{best[name]:.1f}", where, textcoords="offset points", xytext=(0, 6), ha="center")
+    is_percent = all(label.endswith("%") for label in metrics.values())
+    left.set(xlabel="epoch", ylabel=measured_on, ylim=(0, 105) if is_percent else None)
+    right.set(ylabel="training loss", ylim=(0, None))
+    left.grid(alpha=0.3)
+    lines = [*left.lines, *right.lines]
+    figure.legend(lines, [str(line.get_label()) for line in lines], loc="outside upper center", ncols=3)
+    figure.savefig(path, dpi=120)
+
+
+def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, across: str, up: str) -> None:
+    """Several runs in one picture: name: (across, up)."""
+    figure = _figure(7, 4)
+    axes = figure.subplots()
+    for name, (x, y) in curves.items():
+        axes.plot(x, y, marker=".", label=name)
+    axes.set(xlabel=across, ylabel=up)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def _figure(width: float, height: float) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # no display is asked for
+    return figure

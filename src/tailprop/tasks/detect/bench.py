@@ -1,0 +1,155 @@
+"""`tailprop bench detect`: multiply-adds, pictures per second and memory of Mask R-CNN over several backbones.
+
+Weights are random, so every picture is given its full hundred detections (score 0): a trained detector has less to do. Rounds
+are interleaved and the best of each counts, as in `tailprop bench`; memory is the most a process of its own has used.
+"""
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from tailprop.backbone.cost import count_parameters
+from tailprop.engine.config import ModelConfig
+from tailprop.runtime.memory import peak_bytes
+from tailprop.runtime.provenance import provenance
+from tailprop.tasks.common.bench import PictureCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
+from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
+from tailprop.utils.validation import check_at_least
+
+PAPER_SIZE: Final = (800, 1280)  # height and width for which the paper counts
+SWIN: Final = "swin_tiny_patch4_window7_224"
+PAPER_GMACS: Final = {
+    "tailprop_tiny": 271,
+    "tailprop_small": 346,
+    "tailprop_base": 432,
+    "vheat_tiny": 272,
+    "vheat_small": 348,
+    "vheat_base": 432,
+    "waveformer_tiny": 270,
+    "waveformer_small": 345,
+    "waveformer_base": 431,
+    "convnext_tiny": 262,
+    SWIN: 267,
+}
+PAPER_RATES = {"tailprop_tiny": 31.1, "tailprop_small": 24.7, "tailprop_base": 19.3, "convnext_tiny": 29.3}
+PAPER_RATES |= {SWIN: 26.3, "vheat_tiny": 32.7, "vheat_small": 25.9, "vheat_base": 20.2}  # pictures per second on an A100
+PAPER_RATES |= {"waveformer_tiny": 32.1, "waveformer_small": 26.2, "waveformer_base": 20.4}
+
+
+@dataclass(frozen=True)
+class BenchDetect:
+    """Cost of Mask R-CNN for one picture, measured in turn."""
+
+    models: tuple[str, ...] = ("tailprop_tiny", "convnext_tiny", SWIN, "vheat_tiny")
+    """timm names of backbones; the first is the one the others are compared with."""
+    height: int = 800
+    """Height of the picture."""
+    width: int = 1280
+    """Width of the picture."""
+    rounds: int = 5
+    """Rounds after one to warm up; 0 = count multiply-adds only, at no cost."""
+    memory: bool = True
+    """Measure memory too, in a process for each model."""
+    classes: int = 80
+    """Classes of objects."""
+    threads: int = 2
+    """CPU threads."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to run."""
+    detector: DetectorConfig = field(default_factory=lambda: DetectorConfig(score=0.0))
+    out: Path | None = None
+    """CSV to write."""
+
+    def check(self) -> None:
+        for name, least in (("height", 32), ("width", 32), ("rounds", 0), ("classes", 1), ("threads", 1)):
+            check_at_least(name, getattr(self, name), least)
+        self.detector.check()
+        check_bench(self.models, self.device)
+
+
+def run(options: BenchDetect) -> None:
+    options.check()
+    use_cpu(options.threads)
+    costs = measure(options)
+    where = provenance(options.device) | dict(dtype="float32", height=str(options.height), width=str(options.width))
+    print_costs(costs, where)
+    at_papers_size = (options.height, options.width) == PAPER_SIZE
+    if at_papers_size and (rates := [f"{name} {PAPER_RATES[name]}" for name in options.models if name in PAPER_RATES]):
+        print(f"the paper's pictures per second, on an A100: {', '.join(rates)}")
+    if options.out is not None:
+        write_costs(options.out, costs, where)
+
+
+def measure(options: BenchDetect) -> list[PictureCost]:
+    seconds = _time_all(options) if options.rounds > 0 else {}
+    return [
+        PictureCost(
+            name,
+            *_count(name, options),
+            papers_gmacs(name, options),
+            seconds.get(name, ()),
+            _memory(name, options) if options.memory and options.rounds > 0 else None,
+        )
+        for name in options.models
+    ]
+
+
+def papers_gmacs(name: str, options: BenchDetect) -> float | None:
+    """The paper's number, where it is for a picture of this size."""
+    return PAPER_GMACS.get(name) if (options.height, options.width) == PAPER_SIZE else None
+
+
+def build(name: str, options: BenchDetect) -> Detector:
+    """Random weights; the picture is taken at its own size."""
+    short, long = sorted((options.height, options.width))
+    detector, _ = create_detector(ModelConfig(name=name), options.classes, short, long, options.detector)
+    return detector.eval()
+
+
+def _count(name: str, options: BenchDetect) -> tuple[int, int]:
+    with torch.device("meta"):
+        detector = build(name, options)
+    return count_parameters(detector), detector_macs(detector, options.height, options.width)
+
+
+def _picture(options: BenchDetect) -> Tensor:
+    return torch.rand(3, options.height, options.width, generator=torch.Generator().manual_seed(0)).to(options.device)
+
+
+def _time_all(options: BenchDetect) -> dict[str, list[float]]:
+    torch.manual_seed(0)
+    picture = _picture(options)
+    steps = {name: _step(build(name, options).to(options.device), picture) for name in options.models}
+    return time_in_turn(steps, options.rounds, options.device, "detecting")
+
+
+def _step(model: Detector, picture: Tensor) -> Callable[[], object]:
+    def step() -> None:
+        with torch.inference_mode():
+            model([picture])
+
+    return step
+
+
+def _memory(name: str, options: BenchDetect) -> float:
+    """The most memory a fresh process uses for one picture, in GB; a GPU's own on CUDA."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(_use_memory, name, options).result()
+        except BrokenProcessPool:
+            raise ValueError(f"the process that measures {name} died, perhaps for want of memory; use --no-memory") from None
+
+
+def _use_memory(name: str, options: BenchDetect) -> float:
+    use_cpu(options.threads)
+    model = build(name, options).to(options.device)
+    with torch.inference_mode():
+        model([_picture(options)])
+    return (torch.cuda.max_memory_allocated() if options.device == "cuda" else peak_bytes()) / 1e9

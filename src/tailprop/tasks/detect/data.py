@@ -1,0 +1,293 @@
+"""Pictures with boxes and masks: settings, augmentation, batches, and an order that keeps wide and tall pictures apart.
+
+Shapes: N objects of a picture, H height, W width. Boxes are x1, y1, x2, y2 in pixels.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tailprop.data.broken import Broken
+from tailprop.data.formats.coco import CocoImage, CocoSet, decode_masks, read_annotated, read_coco
+from tailprop.data.images import reason_of
+from tailprop.data.loader import Examples
+from tailprop.data.samplers import Key, TrainOrder
+from tailprop.data.shapes.render import SceneConfig
+from tailprop.runtime.distributed import World, any_true
+from tailprop.runtime.rng import mix, seeded
+from tailprop.utils.validation import check_at_least, check_between
+
+__all__ = ["Augment", "DetectBatch", "DetectDataConfig", "GroupedOrder", "Objects", "collate", "open_coco"]
+
+Target = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class DetectDataConfig:
+    """Pictures with boxes and masks, in COCO's format."""
+
+    source: Literal["coco", "scenes"] = "coco"
+    """coco: your folder; scenes: shapes, generated into the folder if it is not there."""
+    root: Path | None = None
+    """Folder that everything below is in."""
+    train_images: str = "train2017"
+    """Folder of the training pictures."""
+    train_json: str = "annotations/instances_train2017.json"
+    """Their annotations."""
+    val_images: str = "val2017"
+    """Folder of the validation pictures."""
+    val_json: str = "annotations/instances_val2017.json"
+    """Their annotations."""
+    scenes: SceneConfig = field(default_factory=SceneConfig)
+    """How generated scenes look."""
+    scene_counts: tuple[int, int] = (2000, 200)
+    """Generated scenes for training and for validation."""
+    limit: int | None = None
+    """Use only so many training pictures, the first ones; none = all."""
+    validate_on_train: bool = False
+    """Evaluate on the training pictures, to see whether a model can learn them by heart."""
+    short_px: int = 800
+    """Shorter side of the pictures in evaluation."""
+    long_px: int = 1333
+    """Longer side at most, in training and evaluation."""
+    on_broken: Literal["skip", "stop"] = "stop"
+    """A picture that is missing or cannot be read, an annotation that is damaged: skip and count it, or stop."""
+    keep_empty: bool = False
+    """Train on pictures without objects too; otherwise they are left out and counted."""
+    workers: int = 2
+    """Loader processes for each training process."""
+
+    def check(self) -> None:
+        check_at_least("data.short_px", self.short_px, 32)
+        check_at_least("data.long_px", self.long_px, self.short_px)
+        check_at_least("data.workers", self.workers, 0)
+        for count in self.scene_counts:
+            check_at_least("data.scene_counts", count, 1)
+        if self.limit is not None:
+            check_at_least("data.limit", self.limit, 1)
+        self.scenes.check()
+        if self.root is None:
+            raise ValueError("--data.root is missing, the folder with the pictures and annotations")
+
+
+@dataclass(frozen=True)
+class DetectAugmentConfig:
+    """Augmentation while training; the sizes given are those of the 1x schedule."""
+
+    short_px: tuple[int, ...] = (800,)
+    """Shorter side, one of these at random."""
+    crop_chance: float = 0.0
+    """Chance that a picture is first resized to one of crop_short_px and cut, as in DETR."""
+    crop_short_px: tuple[int, ...] = (400, 500, 600)
+    """Shorter side before the cut."""
+    crop_px: tuple[int, int] = (384, 600)
+    """Least and greatest side of the cut."""
+    flip: float = 0.5
+    """Chance of a mirror image."""
+
+    def check(self) -> None:
+        for side in (*self.short_px, *self.crop_short_px, *self.crop_px):
+            check_at_least("sides in augment", side, 32)
+        if not self.short_px or not self.crop_short_px or self.crop_px[0] > self.crop_px[1]:
+            raise ValueError("augment.short_px and crop_short_px need a side at least, crop_px the least and the greatest")
+        check_between("augment.crop_chance", self.crop_chance, 0, 1)
+        check_between("augment.flip", self.flip, 0, 1)
+
+
+class Augment:
+    """Resize, perhaps cut, perhaps mirror a picture with its boxes and masks. Draws from Python's generator."""
+
+    def __init__(self, config: DetectAugmentConfig, long_px: int) -> None:
+        self.config, self.long_px = config, long_px
+
+    def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        c = self.config
+        if random.random() < c.crop_chance:
+            image, target = resize(image, target, random.choice(c.crop_short_px), self.long_px)
+            image, target = self._cut(image, target)
+        image, target = resize(image, target, random.choice(c.short_px), self.long_px)
+        if random.random() < c.flip:
+            image, target = mirror(image, target)
+        return image, target
+
+    def _cut(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        h, w = image.shape[-2:]
+        least, most = self.config.crop_px
+        height, width = (random.randint(min(least, side), min(most, side)) for side in (h, w))
+        top, left = random.randint(0, h - height), random.randint(0, w - width)
+        return cut(image, target, top, left, height, width)
+
+
+def fit_within(h: int, w: int, short_px: int, long_px: int) -> tuple[int, int]:
+    """Height and width with the shorter side at short_px, or the longer at long_px if that is smaller; no side is 0.
+
+    Rounded down, in whole numbers: torchvision's FP32 makes 799 or 1332 of every second picture.
+    """
+    by, over = (short_px, min(h, w)) if short_px * max(h, w) <= long_px * min(h, w) else (long_px, max(h, w))
+    return max(1, h * by // over), max(1, w * by // over)
+
+
+def resize(image: Tensor, target: Target, short_px: int, long_px: int) -> tuple[Tensor, Target]:
+    """As the detector resizes in evaluation: bilinear, without smoothing."""
+    h, w = image.shape[-2:]
+    size = fit_within(h, w, short_px, long_px)
+    if size == (h, w):
+        return image, target
+    image = F.interpolate(image[None].float(), size, mode="bilinear", align_corners=False)[0]
+    masks = target["masks"].new_zeros(len(target["masks"]), *size)
+    if len(masks) > 0:  # a picture without objects has nothing to resize, and torch refuses it
+        masks = F.interpolate(target["masks"][:, None], size, mode="nearest-exact")[:, 0]
+    boxes = target["boxes"] * torch.tensor([size[1] / w, size[0] / h]).repeat(2)
+    return image.round().to(torch.uint8), target | dict(boxes=boxes, masks=masks)
+
+
+def cut(image: Tensor, target: Target, top: int, left: int, height: int, width: int) -> tuple[Tensor, Target]:
+    """A part of the picture, with the objects that are still to be seen in it."""
+    corner, size = torch.tensor([left, top]).repeat(2), torch.tensor([width, height]).repeat(2)
+    boxes = torch.minimum((target["boxes"] - corner).clamp_min(0), size)
+    masks = target["masks"][:, top : top + height, left : left + width]
+    seen = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1) & (masks.flatten(1) > 0).any(1)
+    image = image[:, top : top + height, left : left + width]
+    return image, dict(boxes=boxes[seen], masks=masks[seen], labels=target["labels"][seen])
+
+
+def mirror(image: Tensor, target: Target) -> tuple[Tensor, Target]:
+    boxes, w = target["boxes"], image.shape[-1]
+    boxes = torch.stack([w - boxes[:, 2], boxes[:, 1], w - boxes[:, 0], boxes[:, 3]], dim=1)
+    return image.flip(-1), target | dict(boxes=boxes, masks=target["masks"].flip(-1))
+
+
+@dataclass
+class DetectBatch:
+    """Pictures of any sizes with their objects, and what could not be read."""
+
+    images: list[Tensor]  # (3, H, W), bytes
+    targets: list[Target]  # boxes (N, 4), labels (N,), masks (N, H, W)
+    ids: list[int]  # of the images, as in the annotation file
+    broken: list[Broken] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+Example = tuple[Tensor, Target, int]  # picture, objects, id
+
+
+class Objects(Examples):
+    """Pictures of a set with their objects. A broken one comes as `Broken`, in training with the next good one in its place."""
+
+    def __init__(self, images: Sequence[CocoImage], category_ids: Sequence[int], augment: Augment | None = None) -> None:
+        self.images, self.augment = images, augment
+        self.labels = {category: label for label, category in enumerate(category_ids, start=1)}
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: Key) -> list[Example | Broken]:
+        found: list[Example | Broken] = []
+        for offset in range(min(len(self), 17)):
+            found.append(self._read((key.index + offset) % len(self), key.seed))
+            if not isinstance(found[-1], Broken) or self.augment is None:
+                break
+        return found
+
+    def _read(self, index: int, seed: int) -> Example | Broken:
+        entry = self.images[index]
+        try:
+            image = torch.from_numpy(np.array(read_annotated(entry))).permute(2, 0, 1)  # (3, H, W)
+            target = self._target(entry) if self.augment is not None else {}
+        except Exception as error:  # decoders of pictures and masks trip over damage in many ways
+            return Broken(str(entry.path), reason_of(error))
+        if self.augment is None:
+            return image, target, entry.id
+        with seeded(seed):
+            image, target = self.augment(image, target)
+        return image.contiguous(), target, entry.id
+
+    def _target(self, entry: CocoImage) -> Target:
+        objects = entry.targets
+        boxes = torch.tensor([a["bbox"] for a in objects], dtype=torch.float32).reshape(-1, 4)
+        boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).clamp_min(0)
+        boxes = torch.minimum(boxes, torch.tensor([entry.width, entry.height], dtype=torch.float32).repeat(2))
+        labels = torch.tensor([self.labels[a["category_id"]] for a in objects], dtype=torch.int64)
+        masks = torch.from_numpy(decode_masks(objects, entry.width, entry.height))
+        return dict(boxes=boxes, labels=labels, masks=masks)
+
+
+def collate(examples: Sequence[list[Example | Broken]]) -> DetectBatch:
+    found = [item for example in examples for item in example]
+    good = [item for item in found if not isinstance(item, Broken)]
+    broken = [item for item in found if isinstance(item, Broken)]
+    return DetectBatch([g[0] for g in good], [g[1] for g in good], [g[2] for g in good], broken)
+
+
+class GroupedOrder(TrainOrder):
+    """A training order whose steps hold wide pictures or tall ones, so that little of a batch is padding.
+
+    Each pass deals a permutation into two piles and takes the pictures of a step, those of all processes and of all batches
+    that are accumulated, from a pile as soon as it has them; what is left over at the end makes mixed steps. So a pass has as
+    many steps as without piles, and is a function of seed and pass alone.
+    """
+
+    def __init__(self, wide: Sequence[bool], batch: int, seed: int, world: World, **settings: Any) -> None:
+        super().__init__(len(wide), batch, seed, world, **settings)
+        self.wide = tuple(wide)
+        if self.count < self._whole:
+            raise ValueError(f"a step takes {self._whole} pictures, and there are {self.count}; lower --optim.batch")
+
+    @property
+    def _whole(self) -> int:
+        """Pictures of a step."""
+        return self.batch * self.world.size * self.accumulate
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        per_pass = self.count // self._whole
+        began = self.epoch * (self.steps if self.epoch_steps else per_pass)
+        for step in range(self.start, self.steps):
+            turn, place = divmod(began + step, per_pass)
+            dealt = _deal(self.wide, self._whole, mix(self.seed, turn))[place]
+            for part in range(self.accumulate):
+                first = (part * self.world.size + self.world.rank) * self.batch
+                share = dealt[first : first + self.batch]
+                yield [Key(i, mix(self.seed, turn, i), self.epoch / self.epochs) for i in share]
+
+
+@lru_cache(maxsize=2)
+def _deal(wide: tuple[bool, ...], size: int, seed: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    piles: tuple[list[int], list[int]] = ([], [])
+    for index in torch.randperm(len(wide), generator=torch.Generator().manual_seed(seed)).tolist():
+        pile = piles[wide[index]]
+        pile.append(index)
+        if len(pile) == size:
+            batches.append(pile.copy())
+            pile.clear()
+    rest = piles[0] + piles[1]
+    return batches + [rest[i : i + size] for i in range(0, len(rest) - size + 1, size)]
+
+
+def open_coco(data: DetectDataConfig, split: Literal["train", "validation"], world: World | None = None) -> CocoSet:
+    """A split, generated first if it is of scenes that are not there."""
+    assert data.root is not None  # checked before
+    if data.source == "scenes":
+        _generate(data, world)
+    images, annotations = (data.train_images, data.train_json) if split == "train" else (data.val_images, data.val_json)
+    return read_coco(data.root / annotations, data.root / images)
+
+
+def _generate(data: DetectDataConfig, world: World | None) -> None:
+    from tailprop.data.shapes.write import ensure_coco
+
+    assert data.root is not None
+    if world is None or world.is_first:
+        ensure_coco(data.root, data.scenes, *data.scene_counts)
+    if world is not None:
+        any_true(False, world.device)  # the others wait until the scenes are there

@@ -1,0 +1,107 @@
+"""Objects drawn on pictures: outlines of boxes, tinted masks, names and scores."""
+
+import colorsys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from tailprop.data.formats.coco import CocoImage, decode_masks
+
+__all__ = ["Drawn", "draw_objects", "objects_of", "truth_of"]
+
+ENLARGED_PX = 4096  # longer side of a picture that was enlarged
+JPEG_PX = 65500  # longest side of a JPEG
+TINT = 0.45  # how much of a mask's colour covers the picture
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """An object to draw."""
+
+    box: Sequence[float]  # x, y, width, height
+    text: str
+    colour: int  # objects of one class share a number
+    mask: npt.NDArray[np.uint8] | None = None  # (H, W)
+
+
+def objects_of(entries: Sequence[dict[str, Any]], names: dict[int, str], least_score: float = 0.5) -> list[Drawn]:
+    """The entries of a results file, strongest last so that they lie on top."""
+    from pycocotools import mask as coco_mask
+
+    drawn = []
+    for entry in sorted(entries, key=lambda e: e["score"]):
+        if entry["score"] >= least_score:
+            mask = coco_mask.decode(entry["segmentation"]) if "segmentation" in entry else None
+            category = entry["category_id"]
+            drawn.append(Drawn(entry["bbox"], f"{names[category]} {entry['score']:.2f}", category, mask))
+    return drawn
+
+
+def truth_of(image: CocoImage, names: dict[int, str]) -> list[Drawn]:
+    """The objects of an annotated picture, the largest below."""
+    objects = sorted(image.objects, key=lambda a: -a["bbox"][2] * a["bbox"][3])
+    masks = decode_masks(objects, image.width, image.height)
+    return [Drawn(a["bbox"], names[a["category_id"]], a["category_id"], m) for a, m in zip(objects, masks, strict=True)]
+
+
+def draw_objects(picture: Image.Image, objects: Sequence[Drawn], least_px: int = 384) -> Image.Image:
+    """A copy of an RGB picture with the objects on it; a small one is enlarged, or names would hide what they name."""
+    times = _times(picture.size, least_px)
+    pixels = np.array(picture.convert("RGB")).astype(np.float32)
+    for item in objects:
+        if item.mask is not None:
+            inside, colour = item.mask.astype(bool), np.array(_rgb(item.colour), dtype=np.float32)
+            pixels[inside] = (1 - TINT) * pixels[inside] + TINT * colour
+            pixels[_edge(inside)] = colour  # neighbours of one class have one colour
+    tinted = Image.fromarray(pixels.round().astype(np.uint8))
+    drawn = tinted.resize((max(1, round(times * tinted.width)), max(1, round(times * tinted.height))), Image.Resampling.NEAREST)
+    pen, line = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 250))
+    font = _font(max(9, round(min(drawn.size) / 40)))
+    for item in objects:
+        x, y, w, h = (times * value for value in item.box)
+        pen.rectangle((x, y, x + w, y + h), outline=_rgb(item.colour), width=line)
+        _write(pen, item, (x, y), drawn.size, font)
+    return drawn
+
+
+def _edge(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The pixels of a mask with one beside them that is not of it; outside the picture everything is."""
+    wide = np.pad(mask, 1, mode="edge")
+    return mask & ~(wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:])
+
+
+def _times(size: tuple[int, int], least_px: int) -> float:
+    """How much larger a picture is drawn: a whole number, bounded by the long side, or less than 1 where JPEG ends."""
+    if max(size) > JPEG_PX:
+        return JPEG_PX / max(size)
+    return max(1, min(round(least_px / min(size)), ENLARGED_PX // max(size)))
+
+
+@lru_cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """Matplotlib's, which has Greek, Cyrillic, Arabic and much else; Pillow's own has little beyond Latin."""
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
+
+
+def _write(pen: ImageDraw.ImageDraw, item: Drawn, corner: tuple[float, float], size: tuple[int, int], font: Any) -> None:
+    """The name above the box, or inside it where the picture ends."""
+    right, bottom = pen.textbbox((0, 0), item.text, font=font)[2:]
+    x = min(max(0, corner[0]), max(0, size[0] - right - 2))
+    y = corner[1] - bottom - 2
+    y = y if y >= 0 else max(0, corner[1])
+    pen.rectangle((x, y, x + right + 2, y + bottom + 2), fill=_rgb(item.colour))
+    pen.text((x + 1, y + 1), item.text, fill=(0, 0, 0), font=font)
+
+
+def _rgb(number: int) -> tuple[int, int, int]:
+    """A bright colour for each number; neighbours differ by the golden angle."""
+    r, g, b = colorsys.hsv_to_rgb((number * 0.618034) % 1, 0.75, 1.0)
+    return round(255 * r), round(255 * g), round(255 * b)

@@ -1,0 +1,229 @@
+"""Mask R-CNN with a feature pyramid over any backbone timm knows: torchvision's detector, our stages.
+
+Shapes: B batch, H height, W width of the padded pictures, C channels. Each stage's output is normalised before the pyramid, as
+in the detectors of Swin, ConvNeXt and vHeat.
+"""
+
+import copy
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+from tailprop.backbone.weights import WarmStartReport
+from tailprop.engine.checkpoint import read_state_dict, warm_start
+from tailprop.engine.config import ModelConfig
+from tailprop.engine.run_settings import weights_file
+from tailprop.tasks.common.pyramid import create_stages, spared_from_decay
+from tailprop.tasks.detect.data import fit_within
+from tailprop.utils.validation import check_at_least, check_between
+
+__all__ = ["Detector", "DetectorConfig", "Pyramid", "create_detector", "detector_macs"]
+
+LEVELS: Final = ("0", "1", "2", "3")  # 1/4, 1/8, 1/16, 1/32; torchvision adds a pooled 1/64 for proposals
+ASPECTS: Final = (0.5, 1.0, 2.0)  # of the anchors
+PASTED: Final = 8  # masks brought to the size of the picture at once
+COUNTED_BOXES, COUNTED_MASKS = 1000, 100  # regions whose heads count as multiply-adds, as in mmdetection's get_flops
+
+
+@dataclass(frozen=True)
+class DetectorConfig:
+    """The parts of Mask R-CNN behind the backbone; as given they are those of the literature."""
+
+    channels: int = 256
+    """Width of the pyramid and of its heads' convolutions."""
+    box_width: int = 1024
+    """Width of the two linear layers that look at a region."""
+    mask_layers: int = 4
+    """Convolutions before a mask is predicted."""
+    anchor_px: tuple[int, ...] = (32, 64, 128, 256, 512)
+    """Side of the anchors at each level, finest first."""
+    candidates: int = 2000
+    """Anchors of each level that compete to be proposals in training, half as many otherwise."""
+    proposals: int = 1000
+    """Proposals for a picture."""
+    rpn_samples: int = 256
+    """Anchors of a picture that the proposal loss looks at."""
+    box_samples: int = 512
+    """Proposals of a picture that the losses of boxes, classes and masks look at."""
+    detections: int = 100
+    """Most objects found in a picture."""
+    score: float = 0.05
+    """Least score of an object."""
+    nms: float = 0.5
+    """Overlap from which the weaker of two boxes of a class is dropped."""
+
+    def check(self) -> None:
+        for name in ("channels", "box_width", "mask_layers", "candidates", "proposals", "rpn_samples", "detections"):
+            check_at_least(f"detector.{name}", getattr(self, name), 1)
+        check_at_least("detector.box_samples", self.box_samples, 4)  # a quarter of them shows objects
+        if len(self.anchor_px) != len(LEVELS) + 1 or min(self.anchor_px) < 1:
+            raise ValueError(f"detector.anchor_px needs {len(LEVELS) + 1} sides, one for each level, got {self.anchor_px}")
+        check_between("detector.score", self.score, 0, 1)
+        check_between("detector.nms", self.nms, 0, 1)
+
+
+class Pyramid(nn.Module):
+    """A backbone's four stages, a norm on each, and a feature pyramid: (B, 3, H, W) -> five maps of one width."""
+
+    def __init__(self, body: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.body = body
+        widths: list[int] = body.feature_info.channels()  # type: ignore[operator, union-attr]
+        self.norms = nn.ModuleList(LayerNorm2d(width) for width in widths)
+        self.fpn = FeaturePyramidNetwork(widths, channels, extra_blocks=LastLevelMaxPool())
+        self.out_channels = channels
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        stages = self.body(x)  # 1/4, 1/8, 1/16, 1/32
+        maps = self.fpn(OrderedDict((level, norm(f)) for level, norm, f in zip(LEVELS, self.norms, stages, strict=True)))
+        return OrderedDict((level, f.float()) for level, f in maps.items())
+
+
+# torchvision computes coordinates in the type of the maps and of what its heads predict. In BF16 a corner at 1000 px could only
+# lie at multiples of 4, so under autocast the heads compute in BF16 and hand over in FP32.
+
+
+def _require_finite(scores: Tensor, training: bool) -> None:
+    """In evaluation torchvision drops what is not above a threshold, NaN with it: damaged weights would find nothing."""
+    if not training and not scores.is_meta and not torch.isfinite(scores).all():
+        raise ValueError("the model's answer is not finite; use --precision fp32, and if it is, its weights are damaged")
+
+
+class ProposalHead(RPNHead):  # type: ignore[misc] # torchvision has no types
+    def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        scores, offsets = super().forward(maps)
+        for level in scores:
+            _require_finite(level, self.training)
+        return [s.float() for s in scores], [o.float() for o in offsets]
+
+
+class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores, offsets = super().forward(x)
+        _require_finite(scores, self.training)
+        return scores.float(), offsets.float()
+
+
+class MaskPredictor(MaskRCNNPredictor):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).float()
+
+
+class Sizes(GeneralizedRCNNTransform):  # type: ignore[misc]
+    """From the sizes of pictures to the detector's and back; in training pictures come resized.
+
+    torchvision's own brings a side of a long thin picture to 0, and holds all masks of a picture at its size in FP32.
+    """
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
+        if self.training:
+            return image, target
+        h, w = image.shape[-2:]
+        size = fit_within(h, w, self.min_size[-1], self.max_size)
+        return F.interpolate(image[None], size, mode="bilinear", align_corners=False)[0], target
+
+    def postprocess(
+        self, result: list[dict[str, Tensor]], sizes: list[tuple[int, int]], own_sizes: list[tuple[int, int]]
+    ) -> list[dict[str, Tensor]]:
+        if self.training:
+            return result
+        for found, size, own_size in zip(result, sizes, own_sizes, strict=True):
+            found["boxes"] = resize_boxes(found["boxes"], size, own_size)
+            few = zip(found["masks"].split(PASTED), found["boxes"].split(PASTED), strict=True)
+            found["masks"] = torch.cat([paste_masks_in_image(m, b, own_size) >= 0.5 for m, b in few])  # (N, 1, H, W)
+        return result
+
+
+class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
+    """torchvision's Mask R-CNN. In training it takes pictures as they come, in evaluation it resizes them itself.
+
+    Masks are answers, not probabilities: true where a pixel belongs to the object.
+
+    Args:
+        body: A backbone made with timm's `features_only`, four stages.
+        num_classes: Classes of objects, the background not among them.
+        short_px: Shorter side of the pictures in evaluation.
+        long_px: Their longer side at most.
+    """
+
+    def __init__(self, body: nn.Module, num_classes: int, short_px: int, long_px: int, config: DetectorConfig) -> None:
+        c, outputs = config.channels, num_classes + 1  # class 0 is the background
+        super().__init__(
+            Pyramid(body, c),
+            rpn_anchor_generator=AnchorGenerator(tuple((px,) for px in config.anchor_px), (ASPECTS,) * 5),
+            rpn_head=ProposalHead(c, len(ASPECTS)),
+            rpn_pre_nms_top_n_train=config.candidates,
+            rpn_pre_nms_top_n_test=max(1, config.candidates // 2),
+            rpn_post_nms_top_n_train=config.proposals,
+            rpn_post_nms_top_n_test=config.proposals,
+            rpn_batch_size_per_image=config.rpn_samples,
+            box_roi_pool=MultiScaleRoIAlign(list(LEVELS), 7, 2),
+            box_head=TwoMLPHead(c * 7 * 7, config.box_width),
+            box_predictor=BoxPredictor(config.box_width, outputs),
+            box_score_thresh=config.score,
+            box_nms_thresh=config.nms,
+            box_detections_per_img=config.detections,
+            box_batch_size_per_image=config.box_samples,
+            mask_roi_pool=MultiScaleRoIAlign(list(LEVELS), 14, 2),
+            mask_head=MaskRCNNHeads(c, (c,) * config.mask_layers, 1),
+            mask_predictor=MaskPredictor(c, c, outputs),
+        )
+        self.transform = Sizes(short_px, long_px, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+        self.num_classes = num_classes
+
+    @property
+    def body(self) -> nn.Module:
+        return self.backbone.body.model
+
+    def no_weight_decay(self) -> set[str]:
+        return spared_from_decay(self.body, "backbone.body.model")
+
+    def output_layers(self) -> list[nn.Module]:
+        proposals, heads = self.rpn.head, self.roi_heads
+        return [proposals.cls_logits, proposals.bbox_pred, heads.box_predictor, heads.mask_predictor.mask_fcn_logits]
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.body.set_grad_checkpointing(enable)  # type: ignore[operator]
+
+
+def create_detector(
+    model: ModelConfig, num_classes: int, short_px: int, long_px: int, config: DetectorConfig
+) -> tuple[Detector, WarmStartReport | None]:
+    """The detector, its backbone from scratch or from a classifier's checkpoint."""
+    detector = Detector(create_stages(model, "a detector"), num_classes, short_px, long_px, config)
+    if model.init is None:
+        return detector, None
+    state = read_state_dict(weights_file(model.init))
+    whole = any(name.startswith("roi_heads.") for name in state)  # a detector's checkpoint: heads too, where they fit
+    return detector, warm_start(detector if whole else detector.body, state)
+
+
+def detector_macs(detector: Detector, height: int = 800, width: int = 1280) -> int:
+    """Multiply-adds for one picture of this size, with 1000 proposals and 100 masks; nothing is computed.
+
+    Counted are matrix products and convolutions of backbone, pyramid, proposals and heads, as mmdetection's get_flops does.
+    """
+    shape = copy.deepcopy(detector).to("meta").eval()
+    c, heads = shape.backbone.out_channels, shape.roi_heads
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        maps = shape.backbone(torch.empty(1, 3, height, width, device="meta"))
+        shape.rpn.head(list(maps.values()))
+        heads.box_predictor(heads.box_head(torch.empty(COUNTED_BOXES, c, 7, 7, device="meta")))
+        heads.mask_predictor(heads.mask_head(torch.empty(COUNTED_MASKS, c, 14, 14, device="meta")))
+    return counter.get_total_flops() // 2

@@ -1,0 +1,245 @@
+"""Detection and instance segmentation: settings, model, batches, losses and COCO's numbers."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from tailprop.backbone.cost import count_parameters
+from tailprop.data.broken import Broken, Damage, require_full
+from tailprop.data.formats.coco import CocoImage, CocoSet, read_annotated
+from tailprop.data.loader import make_loader, to_device
+from tailprop.data.samplers import EvalOrder
+from tailprop.engine.config import ModelConfig, OptimConfig, RunConfig
+from tailprop.runtime.distributed import World, gather
+from tailprop.tasks.common.figures import draw_learning
+from tailprop.tasks.common.models import check_model
+from tailprop.tasks.common.pages import draw_page
+from tailprop.tasks.detect.data import (
+    Augment,
+    DetectAugmentConfig,
+    DetectBatch,
+    DetectDataConfig,
+    GroupedOrder,
+    Objects,
+    collate,
+    open_coco,
+)
+from tailprop.tasks.detect.draw import draw_objects, objects_of, truth_of
+from tailprop.tasks.detect.metrics import score_results, to_results
+from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
+from tailprop.utils.files import write_json
+
+PICTURES_DRAWN = 12  # of the validation set, when a run ends
+__all__ = ["DetectConfig", "Detection", "detect_all"]
+
+
+@dataclass(frozen=True)
+class DetectConfig:
+    """Train Mask R-CNN."""
+
+    task: Literal["detect"] = "detect"
+    """What is trained."""
+    paper_ap: Annotated[dict[str, list[float]], tyro.conf.Suppress] = field(default_factory=dict)
+    """The paper's box and mask AP for a model of this recipe, to stand beside ours."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    detector: DetectorConfig = field(default_factory=DetectorConfig)
+    data: DetectDataConfig = field(default_factory=DetectDataConfig)
+    augment: DetectAugmentConfig = field(default_factory=DetectAugmentConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def check(self) -> None:
+        check_model(self.model.name)
+        if self.model.in_chans != 3:
+            raise ValueError(f"a detector takes pictures of 3 channels, model.in_chans is {self.model.in_chans}")
+        for section in (self.detector, self.data, self.augment, self.optim, self.run):
+            section.check()
+
+
+class Detection:
+    """The task, for one process."""
+
+    metric = "box_ap"
+
+    def __init__(self, config: DetectConfig, world: World) -> None:
+        self.config, self.world = config, world
+        data, optim = config.data, config.optim
+        self.broken = Damage(config.data.on_broken, world.is_first)
+        train = open_coco(data, "train", world)
+        self.broken.note(train.broken, shared=True)
+        learned = CocoSet(train.name, self._to_learn_from(train), train.categories)
+        self.sets = {"train": learned, "validation": learned if data.validate_on_train else self._to_validate_on(train)}
+        images, validation = learned.images, self.sets["validation"]
+        self.classes, self.category_ids = train.classes, train.category_ids
+        self.order = GroupedOrder(
+            [image.width >= image.height for image in images],
+            optim.batch,
+            config.run.seed,
+            world,
+            accumulate=optim.accumulate,
+            epochs=optim.epochs,
+            epoch_steps=optim.epoch_steps,
+        )
+        pictures = Objects(images, self.category_ids, Augment(config.augment, data.long_px))
+        self.train_loader = make_loader(pictures, self.order, collate, data.workers, world.device)
+        self.eval_loader = eval_loader(validation.images, self.category_ids, data.workers, world)
+        self.results: list[dict[str, Any]] | None = None  # of the last evaluation
+
+    def _to_learn_from(self, train: CocoSet) -> list[CocoImage]:
+        empty = 0 if self.config.data.keep_empty else sum(not image.targets for image in train.images)
+        if empty and self.world.is_first:
+            print(f"{empty} of {len(train.images)} training pictures show no object and are left out (--data.keep-empty)")
+        return learned_from(train, self.config.data)
+
+    def _to_validate_on(self, train: CocoSet) -> CocoSet:
+        validation = open_coco(self.config.data, "validation", self.world)
+        check_categories(train, validation)
+        self.broken.note(validation.broken, shared=True)
+        return CocoSet(validation.name, validation.images, train.categories)  # it may have fewer
+
+    def build_model(self, resumed: bool = False) -> nn.Module:
+        data = self.config.data
+        config = replace(self.config.model, init=None) if resumed else self.config.model
+        model, taken = create_detector(config, len(self.classes), data.short_px, data.long_px, self.config.detector)
+        if taken is not None and self.world.is_first:
+            print(taken)
+        return model
+
+    def batches(self, epoch: int, step: int) -> Iterable[DetectBatch]:
+        """The batches of this process in an epoch, from an optimizer step on."""
+        self.order.begin(epoch, step)
+        return self.train_loader
+
+    def loss(self, model: nn.Module, batch: DetectBatch) -> Tensor:
+        self.broken.note(batch.broken)
+        require_full(batch, self.config.optim.batch)
+        images = [to_device(image, self.world.device).float() / 255 for image in batch.images]
+        targets = [{name: to_device(v, self.world.device) for name, v in target.items()} for target in batch.targets]
+        losses: dict[str, Tensor] = model(images, targets)
+        return torch.stack(list(losses.values())).sum()
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        validation = self.sets["validation"]
+        results, broken = detect_all(model, self.eval_loader, self.category_ids, self.world.device, self.broken.note)
+        scores = score_over_processes(validation, results, broken, self.world)
+        self.results = results
+        if self.world.is_first:
+            write_json(self.config.run.out / "coco_results.json", results, indent=None)
+        return scores
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        """What the manifest says of this task."""
+        assert isinstance(model, Detector)
+        data = self.config.data
+        return {
+            "classes": len(self.classes),
+            "examples": {name: len(part.images) for name, part in self.sets.items()},
+            "split_hash": {name: part.fingerprint() for name, part in self.sets.items()},
+            "parameters": count_parameters(model),
+            "macs": detector_macs(model, data.short_px, min(data.long_px, round(data.short_px * 1.6))),
+        }
+
+    def metadata(self) -> dict[str, str]:
+        """What the exported weights say of themselves."""
+        return {
+            "task": "detect",
+            "architecture": self.config.model.name,
+            "classes": "\n".join(self.classes),
+            "category_ids": json.dumps(self.category_ids),
+        }
+
+    def draw(self, history: list[dict[str, float]], folder: Path) -> None:
+        measured_on = "training pictures" if self.config.data.validate_on_train else "validation"
+        metrics = {"box_ap": "box AP, %", "mask_ap": "mask AP, %"}
+        draw_learning(history, folder / "learning.png", metrics, measured_on)
+        validation, unread = self.sets["validation"], set(self.broken)
+        shown = [image for image in validation.images if str(image.path) not in unread][:PICTURES_DRAWN]
+        results = self._last_results(folder / "coco_results.json")
+        pictures = []
+        for image in shown:  # the truth, and beside it what was found
+            found = [entry for entry in results if entry["image_id"] == image.id]
+            for objects in (truth_of(image, validation.categories), objects_of(found, validation.categories)):
+                pictures.append(draw_objects(read_annotated(image), objects))
+        draw_page(pictures, folder / "pictures.jpg")
+
+    def _last_results(self, path: Path) -> list[dict[str, Any]]:
+        """Of this process, or from the run folder: a finished run that is resumed evaluates nothing."""
+        if self.results is None:
+            self.results = json.loads(path.read_text()) if path.is_file() else []
+        return self.results
+
+    def summary(self, best: dict[str, float]) -> str:
+        return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{papers_ap(self.config, len(self.classes))}"
+
+
+def learned_from(train: CocoSet, data: DetectDataConfig) -> list[CocoImage]:
+    """The training pictures that are used."""
+    images = train.images if data.keep_empty else [image for image in train.images if image.targets]
+    if not images:
+        raise ValueError(f"no picture of {train.name} shows an object that can be learned")
+    return images[: data.limit]
+
+
+def papers_ap(config: DetectConfig, num_classes: int) -> str:
+    """The paper's numbers in words, where they are for this model and for COCO's 80 classes."""
+    numbers = config.paper_ap.get(config.model.name) if num_classes == 80 else None
+    return "" if numbers is None else f" (the paper, on COCO 2017: {numbers[0]:.1f}, {numbers[1]:.1f})"
+
+
+def check_categories(train: CocoSet, validation: CocoSet) -> None:
+    """Both files have to mean the same by a category's number; validation may lack some."""
+    different = sorted(set(validation.categories.items()) - set(train.categories.items()))
+    if different:
+        raise ValueError(
+            f"{validation.name} has categories that {train.name} has not, for example {different[0][1]!r} with id "
+            f"{different[0][0]}; write both with one list"
+        )
+
+
+def eval_loader(images: Sequence[CocoImage], category_ids: Sequence[int], workers: int, world: World) -> DataLoader[Any]:
+    """Pictures one at a time: in a batch, padding would make a picture's result depend on its neighbours."""
+    return make_loader(Objects(images, category_ids), EvalOrder(len(images), 1, world), collate, workers, world.device)
+
+
+@torch.inference_mode()
+def detect_all(
+    model: nn.Module,
+    batches: Iterable[DetectBatch],
+    category_ids: Sequence[int | None],
+    device: torch.device,
+    note: Callable[[Sequence[Broken]], object],
+) -> tuple[list[dict[str, Any]], list[Broken]]:
+    """What is found in all pictures of all processes, in the order of the images' ids, and what could not be read.
+
+    `note` is told what could not be read when it is met, and may raise.
+    """
+    results: list[dict[str, Any]] = []
+    broken: list[Broken] = []
+    for batch in batches:
+        note(batch.broken)
+        broken += batch.broken
+        for image, image_id in zip(batch.images, batch.ids, strict=True):
+            (found,) = model([to_device(image, device).float() / 255])
+            results += to_results(image_id, found, category_ids)
+    everything = [entry for share in gather(results) for entry in share]
+    everything.sort(key=lambda entry: entry["image_id"])  # stable: within an image they stay in order of score
+    return everything, [item for share in gather(broken) for item in share]
+
+
+def score_over_processes(
+    validation: CocoSet, results: Sequence[dict[str, Any]], broken: Sequence[Broken], world: World
+) -> dict[str, float]:
+    """The numbers, worked out by the first process for all; pictures that could not be read do not count."""
+    unread = {item.name for item in broken}
+    ids = {image.id for image in validation.images if str(image.path) not in unread}
+    if not ids:
+        raise ValueError("no picture could be evaluated")
+    scores = score_results(validation.ground_truth(ids), results) if world.is_first else None
+    return gather(scores)[0]

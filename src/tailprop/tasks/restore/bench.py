@@ -1,0 +1,106 @@
+"""`tailprop bench restore`: what a restored pixel costs in time and memory, from small pictures to a megapixel.
+
+Each size runs in a process of its own, which is the only way to see its peak memory. Time is that of the CPU, on one thread: on
+a shared machine the clock on the wall measures the neighbours too.
+"""
+
+import multiprocessing
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from tailprop.runtime.memory import peak_bytes
+from tailprop.runtime.provenance import provenance
+from tailprop.tasks.common.bench import print_table, use_cpu, write_rows
+from tailprop.tasks.restore.model import RESTORERS, create_restorer
+from tailprop.utils.validation import check_at_least, check_choice
+
+__all__ = ["BenchRestore", "Cost", "run"]
+
+
+@dataclass(frozen=True)
+class BenchRestore:
+    """Time and memory of a restored pixel, by size of the picture."""
+
+    models: tuple[str, ...] = ("tailprop_ir_light", "swinir_light", "dncnn")
+    """Restoration networks."""
+    sides_px: tuple[int, ...] = (128, 256, 512, 1024)
+    """Sides of the square pictures."""
+    rounds: int = 3
+    """Rounds, of which the best counts; one more warms up."""
+    dim: int | None = None
+    """Channels of the body, in place of the network's own."""
+    layers: int | None = None
+    """Layers, in a single group, in place of the network's own: the cost of a pixel is theirs, whatever their number."""
+    out: Path | None = None
+    """CSV to write."""
+
+    def check(self) -> None:
+        for name in self.models:
+            check_choice("restoration model", name, tuple(RESTORERS))
+        check_at_least("rounds", self.rounds, 1)
+        for side in self.sides_px:
+            check_at_least("sides_px", side, 16)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a pixel costs at one size."""
+
+    model: str
+    side_px: int
+    ns_per_px: float  # CPU time, best round
+    bytes_per_px: float  # peak memory over what the process had before
+
+
+def run(options: BenchRestore) -> None:
+    options.check()
+    rows = []
+    context = multiprocessing.get_context("spawn")
+    for name in options.models:
+        for side in options.sides_px:
+            with context.Pool(1) as pool:
+                rows.append(pool.apply(measure, (name, side, options.rounds, _settings(options, name))))
+    where = provenance() | {"threads": "1", "dtype": "float32"}
+    _print(rows, where)
+    if options.out is not None:
+        write_rows(options.out, [_rounded(row) for row in rows], where)
+
+
+def _settings(options: BenchRestore, name: str) -> dict[str, Any]:
+    given = dict(dim=options.dim, depths=(options.layers,) if options.layers else None)
+    return {} if name == "dncnn" else {key: value for key, value in given.items() if value is not None}
+
+
+def measure(name: str, side: int, rounds: int, settings: dict[str, Any]) -> Cost:
+    """The cost of restoring one square gray picture."""
+    use_cpu(1)
+    model = create_restorer(name, **settings).eval().to(memory_format=torch.channels_last)
+    picture = torch.rand(1, 1, side, side)
+    best = float("inf")
+    with torch.inference_mode():
+        model(picture[..., :32, :32])
+        before = peak_bytes()
+        for _ in range(rounds + 1):
+            began = time.process_time()
+            model(picture)
+            best = min(best, time.process_time() - began)
+    return Cost(name, side, 1e9 * best / side**2, (peak_bytes() - before) / side**2)
+
+
+def _print(rows: list[Cost], where: dict[str, str]) -> None:
+    table = Table("network", "px", "ns for a pixel", "over the smallest", "bytes for a pixel", "over the smallest")
+    for row in rows:
+        first = next(r for r in rows if r.model == row.model)
+        more = f"{row.bytes_per_px / first.bytes_per_px:.2f}" if first.bytes_per_px else "-"
+        figures = (f"{row.ns_per_px:.0f}", f"{row.ns_per_px / first.ns_per_px:.2f}", f"{row.bytes_per_px:.0f}", more)
+        table.add_row(row.model, str(row.side_px), *figures)
+    print_table(table, where)
+
+
+def _rounded(row: Cost) -> dict[str, Any]:
+    return asdict(row) | dict(ns_per_px=round(row.ns_per_px), bytes_per_px=round(row.bytes_per_px))

@@ -1,0 +1,114 @@
+"""How close a restored picture is to the clean one: PSNR, SSIM and PSNR-B of 8-bit pictures, as SwinIR measures them.
+
+Shapes: uint8 arrays (H, W, C). No border is cut off.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from tailprop.data.broken import Broken
+
+__all__ = ["Restored", "Score", "Scores", "mean_scores", "psnr", "psnr_b", "ssim", "to_picture"]
+
+_BLOCK: Final = 8  # JPEG's
+SSIM_LEAST_PX: Final = 11  # its window
+
+Picture = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A picture before and after, and as it should be, 8 bits each, (H, W, C)."""
+
+    name: str
+    damaged: Picture
+    restored: Picture
+    clean: Picture
+    damaged_psnr: float  # dB, of what went into the network, which need not be of 8 bits
+
+
+def psnr(restored: Picture, clean: Picture) -> float:
+    """Peak signal-to-noise ratio in dB; infinite for equal pictures."""
+    return _decibels(_mean_square(restored, clean))
+
+
+def ssim(restored: Picture, clean: Picture) -> float:
+    """Structural similarity with Wang's window (11 x 11, sigma 1.5), averaged over channels; scikit-image's."""
+    from skimage.metrics import structural_similarity
+
+    if min(clean.shape[:2]) < SSIM_LEAST_PX:
+        raise ValueError(f"SSIM needs {SSIM_LEAST_PX}x{SSIM_LEAST_PX} px, the picture has {clean.shape[0]}x{clean.shape[1]}")
+    settings: dict[str, Any] = dict(gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255)
+    return float(structural_similarity(restored, clean, channel_axis=-1, **settings))
+
+
+def psnr_b(restored: Picture, clean: Picture) -> float:
+    """PSNR whose error grows with the steps between JPEG blocks that are left (Yim & Bovik 2011), averaged over channels."""
+    channels = [
+        _decibels(_mean_square(a, b) + _blocking(a.astype(np.float64)))
+        for a, b in zip(np.moveaxis(restored, -1, 0), np.moveaxis(clean, -1, 0), strict=True)
+    ]
+    return float(np.mean(channels))
+
+
+def _decibels(mean_square: float) -> float:
+    return float("inf") if mean_square == 0 else float(10 * np.log10(255**2 / mean_square))
+
+
+def _mean_square(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    return float(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2))
+
+
+def _blocking(x: npt.NDArray[np.float64]) -> float:
+    """How much larger the squared steps across block edges are than the others, (H, W) -> a number, 0 if they are not."""
+    h, w = x.shape
+    across, down = np.diff(x, axis=1) ** 2, np.diff(x, axis=0) ** 2
+    at_edges = across[:, _BLOCK - 1 :: _BLOCK].sum() + down[_BLOCK - 1 :: _BLOCK].sum()
+    elsewhere = across.sum() + down.sum() - at_edges
+    num_edges = h * (w // _BLOCK - 1) + w * (h // _BLOCK - 1)  # as published: sides that are no multiples of 8 count one less
+    num_others = h * (w - 1) + w * (h - 1) - num_edges
+    if num_edges <= 0 or num_others <= 0:
+        return 0.0
+    excess = at_edges / num_edges - elsewhere / num_others
+    return float(max(0.0, excess) * np.log2(_BLOCK) / np.log2(min(h, w)))
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one picture came out."""
+
+    name: str
+    psnr: float  # dB
+    ssim: float
+    psnr_b: float  # dB
+    damaged_psnr: float  # dB, before restoration
+    damaged_ssim: float
+    damaged_psnr_b: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How all pictures came out, in the order of their files."""
+
+    rows: tuple[Score, ...]
+    broken: tuple[Broken, ...] = ()
+
+    def mean(self, name: str) -> float:
+        return float(np.mean([getattr(row, name) for row in self.rows]))
+
+
+def _all_three(picture: Picture, clean: Picture) -> tuple[float, float, float]:
+    return psnr(picture, clean), ssim(picture, clean), psnr_b(picture, clean)
+
+
+def mean_scores(scores: Scores) -> dict[str, float]:
+    return {f.name: scores.mean(f.name) for f in fields(Score) if f.name != "name"}
+
+
+def to_picture(values: Tensor) -> Picture:
+    """Clipped and rounded to 8 bits, (C, H, W) -> (H, W, C)."""
+    return np.asarray((values.float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())

@@ -1,0 +1,264 @@
+"""Networks that restore pictures: SwinIR's body with a choice of mixers, and DnCNN.
+
+Shapes: B batch, H height, W width, C channels. Pictures come and go as (B, in_chans, H, W) with values around [0, 1], of any
+size; inside the body maps are channels-last, (B, H, W, C), as in `backbone`.
+
+The body (SwinIR, Liang et al. 2021): a 3x3 convolution, residual groups of layers each closed by a convolution, a long skip
+over all groups, a 3x3 convolution out. For noise and JPEG the output is added to the input: what is learned is the damage.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from timm.layers import calculate_drop_path_rates, trunc_normal_
+from timm.models import checkpoint, named_apply
+from timm.models.swin_transformer import SwinTransformerBlock
+from torch import Tensor, nn
+
+from tailprop.backbone.mixers import MIXERS, build_mixer, resample_embedding
+from tailprop.backbone.model import TPOLayer, to_nchw, to_nhwc
+from tailprop.utils.validation import check_at_least, check_between, check_choice
+
+__all__ = ["RESTORERS", "DnCNN", "TailPropIR", "create_restorer"]
+
+WINDOW: Final = "window"  # SwinIR's own mixer, beside those of the backbones
+RGB_MEAN: Final = (0.4488, 0.4371, 0.4040)  # of DIV2K; SwinIR takes it off colour pictures
+
+
+class WindowLayer(nn.Module):
+    """SwinIR's layer: attention within windows, shifted in every second layer, then an MLP. timm's block, told no size."""
+
+    needs_frequency_embedding: Final = False
+
+    def __init__(self, dim: int, num_heads: int, window_px: int, shifted: bool, mlp_ratio: float, drop_path: float) -> None:
+        super().__init__()
+        self.block = SwinTransformerBlock(
+            dim,
+            (window_px, window_px),  # masks are made for each map as it comes
+            num_heads,
+            window_size=window_px,
+            shift_size=window_px // 2 if shifted else 0,
+            always_partition=True,
+            dynamic_mask=True,
+            mlp_ratio=mlp_ratio,
+            drop_path=drop_path,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
+        return self.block(x)
+
+
+class ResidualGroup(nn.Module):
+    """Layers, then a 3x3 convolution, all of it added to the input."""
+
+    def __init__(self, dim: int, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.grad_checkpointing = False
+        self.layers = nn.ModuleList(layers)
+        self.conv = nn.Conv2d(dim, dim, 3, padding=1)
+
+    def forward(self, x: Tensor, *embedding: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
+        y = x
+        for layer in self.layers:
+            y = checkpoint(layer, y, *embedding) if self.grad_checkpointing else layer(y, *embedding)
+        return x + to_nhwc(self.conv(to_nchw(y)))
+
+
+class TailPropIR(nn.Module):
+    """SwinIR's body with its token mixers replaced (the paper's cross-backbone table).
+
+    Args:
+        in_chans: Channels of the pictures: 1 gray, 3 colour.
+        dim: Channels C of the body.
+        depths: Layers of each residual group.
+        mixer: What stands in for window attention: any mixer of the backbone in its TPO block, or "window", SwinIR itself.
+        mixer_args: Further settings of the mixer.
+        mlp_ratio: Hidden width of the MLP over its input.
+        num_heads: Heads of window attention.
+        window_px: Side of its windows, in positions of the map. SwinIR takes 8, and 7 for JPEG, whose blocks have 8.
+        drop_path_rate: Stochastic depth of the last layer; earlier ones rise to it linearly from 0.
+        img_range: What white is inside the network; SwinIR takes 255 for JPEG.
+        patch_px: Pixels of a square of this side become channels of one position (a pixel shuffle back at the end). 1 is
+            SwinIR; 2 quarters the work, and is what the light sizes do to be trained on a CPU.
+        embedding_px: Side at which heat and wave keep the frequency embedding that all their layers share.
+    """
+
+    mean: Tensor
+
+    def __init__(
+        self,
+        in_chans: int = 1,
+        dim: int = 180,
+        depths: Sequence[int] = (6, 6, 6, 6, 6, 6),
+        mixer: str = "tailprop",
+        mixer_args: dict[str, Any] | None = None,
+        mlp_ratio: float = 2.0,
+        num_heads: int = 6,
+        window_px: int = 8,
+        drop_path_rate: float = 0.0,
+        img_range: float = 1.0,
+        patch_px: int = 1,
+        embedding_px: int = 128,
+    ) -> None:
+        super().__init__()
+        check_choice("mixer", mixer, (*MIXERS, WINDOW))
+        _check_body(in_chans, dim, depths, drop_path_rate, mlp_ratio, img_range)
+        for name, value in (("num_heads", num_heads), ("window_px", window_px), ("patch_px", patch_px)):
+            check_at_least(name, value, 1)
+        check_at_least("embedding_px", embedding_px, 1)
+        if mixer == WINDOW and dim % num_heads:
+            raise ValueError(f"dim must be a multiple of the {num_heads} heads, got {dim}")
+        self.in_chans, self.img_range, self.patch_px = in_chans, img_range, patch_px
+        self.window_px = window_px if mixer == WINDOW else 1
+        mean = RGB_MEAN if in_chans == 3 else (0.0,) * in_chans
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.conv_in = nn.Conv2d(in_chans * patch_px**2, dim, 3, padding=1)
+        self.norm_in = nn.LayerNorm(dim)
+        groups = []
+        for rates in calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True):
+            layers: list[nn.Module] = []
+            for i, rate in enumerate(rates):
+                if mixer == WINDOW:
+                    layers.append(WindowLayer(dim, num_heads, window_px, bool(i % 2), mlp_ratio, rate))
+                else:
+                    layers.append(TPOLayer(dim, build_mixer(mixer, dim, **(mixer_args or {})), mlp_ratio, drop_path=rate))
+            groups.append(ResidualGroup(dim, layers))
+        self.groups = nn.ModuleList(groups)
+        first = groups[0].layers[0]
+        embeds = isinstance(first, TPOLayer) and bool(first.block.mixer.needs_frequency_embedding)
+        self.freq_embed = nn.Parameter(torch.empty(embedding_px, embedding_px, dim)) if embeds else None
+        self.norm = nn.LayerNorm(dim)
+        self.conv_body = nn.Conv2d(dim, dim, 3, padding=1)
+        self.conv_out = nn.Conv2d(dim, in_chans * patch_px**2, 3, padding=1)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        named_apply(_init_module, self)
+        if self.freq_embed is not None:
+            trunc_normal_(self.freq_embed, std=0.02)
+        for parameter in self.conv_out.parameters():  # begin with the picture as it is
+            nn.init.zeros_(parameter)
+
+    @property
+    def grid_px(self) -> int:
+        """Side of the squares that patches and windows make of a picture."""
+        return self.patch_px * self.window_px
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep only the inputs of each layer for the backward pass and compute the rest again."""
+        for group in self.groups:
+            assert isinstance(group, ResidualGroup)
+            group.grad_checkpointing = enable
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, in_chans, H, W) -> the same
+        h, w = x.shape[-2:]
+        padded = _pad_to_multiple((x - self.mean) * self.img_range, self.grid_px)
+        patches = F.pixel_unshuffle(padded, self.patch_px)  # (B, in_chans p^2, H/p, W/p)
+        damage = F.pixel_shuffle(self.conv_out(to_nchw(self._body(patches))), self.patch_px)
+        return x + damage[..., :h, :w] / self.img_range
+
+    def _body(self, patches: Tensor) -> Tensor:
+        shallow = to_nhwc(self.conv_in(patches))  # (B, H/p, W/p, C)
+        y = self.norm_in(shallow)
+        embedding = () if self.freq_embed is None else (resample_embedding(self.freq_embed, y),)
+        for group in self.groups:
+            y = group(y, *embedding)
+        return shallow + to_nhwc(self.conv_body(to_nchw(self.norm(y))))
+
+
+class DnCNN(nn.Module):
+    """Zhang et al. 2017: a chain of 3x3 convolutions with batch norm that predicts the damage; 17 layers gray, 20 colour."""
+
+    def __init__(self, in_chans: int = 1, dim: int = 64, depth: int | None = None) -> None:
+        super().__init__()
+        depth = depth if depth is not None else (17 if in_chans == 1 else 20)
+        check_at_least("depth", depth, 2)
+        self.in_chans = in_chans
+        self.grad_checkpointing = False
+        self.conv_in = nn.Conv2d(in_chans, dim, 3, padding=1)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(dim, dim, 3, padding=1, bias=False), nn.BatchNorm2d(dim), nn.ReLU())
+            for _ in range(depth - 2)
+        )
+        self.conv_out = nn.Conv2d(dim, in_chans, 3, padding=1)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        for parameter in self.conv_out.parameters():  # begin with the picture as it is
+            nn.init.zeros_(parameter)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, in_chans, H, W) -> the same
+        y = F.relu(self.conv_in(x))
+        for layer in self.layers:
+            y = checkpoint(layer, y) if self.grad_checkpointing else layer(y)
+        return x - self.conv_out(y)
+
+
+def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Mirror the picture beyond its right and lower edge until its sides are multiples; a thin one gets its edge repeated."""
+    h, w = x.shape[-2:]
+    below, right = -h % multiple, -w % multiple
+    if below == right == 0:
+        return x
+    return F.pad(x, (0, right, 0, below), mode="reflect" if below < h and right < w else "replicate")
+
+
+def _init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
+    """Linears normal with 0.02, as in SwinIR; convolutions and the rest by their own rule."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif callable(reset := getattr(module, "reset_parameters", None)):
+        reset()
+
+
+def _check_body(
+    in_chans: int, dim: int, depths: Sequence[int], drop_path_rate: float, mlp_ratio: float, img_range: float
+) -> None:
+    check_at_least("in_chans", in_chans, 1)
+    check_at_least("dim", dim, 1)
+    check_between("drop_path_rate", drop_path_rate, 0, 1)
+    if not mlp_ratio * dim >= 1:
+        raise ValueError(f"mlp_ratio leaves the MLP without a channel, got {mlp_ratio}")
+    if not img_range > 0:
+        raise ValueError(f"img_range is what white is inside the network, a positive number; got {img_range}")
+    if not depths or min(depths) < 1:
+        raise ValueError(f"depths needs at least one group of at least one layer, got {tuple(depths)}")
+
+
+_PAPER = dict(dim=180, depths=(6, 6, 6, 6, 6, 6), num_heads=6, drop_path_rate=0.1, embedding_px=128)
+_LIGHT = dict(dim=48, depths=(4, 4, 4), num_heads=4, patch_px=2, embedding_px=32)
+_FAMILIES = {
+    "tailprop_ir": "tailprop",
+    "vheat_ir": "heat",
+    "waveformer_ir": "wave",
+    "swinir": WINDOW,
+    "identity_ir": "identity",
+}
+
+# The paper's restoration networks, and light ones for a CPU; identity_ir is the control without propagation.
+RESTORERS: Final[dict[str, dict[str, Any]]] = {
+    **{family: dict(mixer=mixer, **_PAPER) for family, mixer in _FAMILIES.items()},
+    **{f"{family}_light": dict(mixer=mixer, **_LIGHT) for family, mixer in _FAMILIES.items()},
+    "dncnn": {},
+}
+
+
+def create_restorer(name: str, in_chans: int = 1, **settings: Any) -> nn.Module:
+    """A restoration network by name, with settings that override its own."""
+    check_choice("restoration model", name, tuple(RESTORERS))
+    kind = DnCNN if name == "dncnn" else TailPropIR
+    if kind is DnCNN:  # a recipe may serve both: what only SwinIR's body has does not concern it
+        known, body = (inspect.signature(cls).parameters for cls in (DnCNN, TailPropIR))
+        settings = {key: value for key, value in settings.items() if key in known or key not in body}
+    try:
+        return kind(in_chans=in_chans, **(RESTORERS[name] | settings))
+    except TypeError as error:
+        raise ValueError(f"{name} does not take these arguments: {error}") from None

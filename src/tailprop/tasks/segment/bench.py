@@ -1,0 +1,105 @@
+"""`tailprop bench segment`: multiply-adds at 512x512 and pictures per second of UPerNet over several backbones.
+
+Weights are random; a segmenter does the same work whatever it sees. Rounds are interleaved and the best of each counts, as in
+`tailprop bench`. Multiply-adds are those of matrix products and convolutions; the auxiliary head works in training only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from tailprop.backbone.cost import count_parameters
+from tailprop.engine.config import ModelConfig
+from tailprop.runtime.provenance import provenance
+from tailprop.tasks.common.bench import PictureCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
+from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
+from tailprop.utils.validation import check_at_least
+
+SWIN: Final = "swin_tiny_patch4_window7_224"
+PAPER_GMACS: Final = {  # at 512x512
+    "tailprop_tiny": 234,
+    "tailprop_small": 253,
+    "tailprop_base": 291,
+    "vheat_tiny": 235,
+    "vheat_small": 254,
+    "vheat_base": 293,
+    "waveformer_tiny": 233,
+    "waveformer_small": 252,
+    "waveformer_base": 290,
+    "convnext_tiny": 235,
+    SWIN: 237,
+}
+
+
+@dataclass(frozen=True)
+class BenchSegment:
+    """Cost of UPerNet for one picture, measured in turn."""
+
+    models: tuple[str, ...] = ("tailprop_tiny", "tailprop_small", "tailprop_base", "convnext_tiny", SWIN, "vheat_tiny")
+    """timm names of backbones; the first is the one the others are compared with."""
+    height: int = 512
+    """Height of the picture."""
+    width: int = 512
+    """Width of the picture."""
+    rounds: int = 5
+    """Rounds after one to warm up; 0 = count multiply-adds only, at no cost."""
+    classes: int = 150
+    """Classes of pixels."""
+    threads: int = 2
+    """CPU threads."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to run."""
+    segmenter: SegmenterConfig = field(default_factory=SegmenterConfig)
+    out: Path | None = None
+    """CSV to write."""
+
+    def check(self) -> None:
+        for name, least in (("height", 32), ("width", 32), ("rounds", 0), ("classes", 1), ("threads", 1)):
+            check_at_least(name, getattr(self, name), least)
+        self.segmenter.check()
+        check_bench(self.models, self.device)
+
+
+def run(options: BenchSegment) -> None:
+    options.check()
+    use_cpu(options.threads)
+    costs = measure(options)
+    where = provenance(options.device) | dict(dtype="float32", height=str(options.height), width=str(options.width))
+    print_costs(costs, where)
+    if options.out is not None:
+        write_costs(options.out, costs, where)
+
+
+def measure(options: BenchSegment) -> list[PictureCost]:
+    seconds = _time_all(options) if options.rounds > 0 else {}
+    return [PictureCost(name, *_count(name, options), PAPER_GMACS.get(name), seconds.get(name, ())) for name in options.models]
+
+
+def _build(name: str, options: BenchSegment) -> Segmenter:
+    return create_segmenter(ModelConfig(name=name), options.classes, options.segmenter)[0].eval()
+
+
+def _count(name: str, options: BenchSegment) -> tuple[int, int]:
+    with torch.device("meta"):
+        segmenter = _build(name, options)
+    return count_parameters(segmenter), segmenter_macs(segmenter, options.height, options.width)
+
+
+def _time_all(options: BenchSegment) -> dict[str, list[float]]:
+    torch.manual_seed(0)
+    picture = torch.randn(1, 3, options.height, options.width, device=options.device)
+    models = [_build(name, options).to(options.device).to(memory_format=torch.channels_last) for name in options.models]
+    steps = {name: _step(model, picture) for name, model in zip(options.models, models, strict=True)}
+    return time_in_turn(steps, options.rounds, options.device, "labelling")
+
+
+def _step(model: Segmenter, picture: Tensor) -> Callable[[], object]:
+    def step() -> None:
+        with torch.inference_mode():
+            model(picture)
+
+    return step

@@ -1,0 +1,92 @@
+"""Label maps to look at: a colour for every class, tinted pictures, legends; and label maps to keep, as PNGs of numbers."""
+
+import colorsys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from tailprop.data.formats.label_maps import IGNORE
+
+__all__ = ["class_colour", "draw_labels", "legend", "save_labels", "stack_legend", "with_legend"]
+
+TINT: Final = 0.6  # how much of a class's colour covers the picture
+MOST_NAMED: Final = 24  # classes in a legend
+MOST_PX: Final = 16_384  # a side is not enlarged beyond that; JPEGs end at 65,500
+
+Labels = npt.NDArray[np.signedinteger[Any]]
+
+
+def class_colour(number: int) -> tuple[int, int, int]:
+    """A colour for each class: hues a golden angle apart, saturation and brightness by steps of their own.
+
+    The steps were chosen by trial so that 150 colours are as far apart as can be (36 at least, over red, green and blue).
+    """
+    hue, saturation, value = ((number * step + 0.1) % 1 for step in (0.618034, 0.555, 0.669))
+    r, g, b = colorsys.hsv_to_rgb(hue, 0.4 + 0.6 * saturation, 0.4 + 0.6 * value)
+    return round(255 * r), round(255 * g), round(255 * b)
+
+
+def draw_labels(picture: Image.Image, labels: Labels) -> Image.Image:
+    """An RGB picture tinted with the colours of its classes; pixels without one stay as they are. Labels: (H, W)"""
+    pixels = np.asarray(picture.convert("RGB")).astype(np.float32)
+    known = labels != IGNORE
+    colours = np.array([class_colour(i) for i in range(max(0, int(labels.max())) + 1)], dtype=np.float32)
+    pixels[known] = (1 - TINT) * pixels[known] + TINT * colours[labels[known]]
+    return Image.fromarray(pixels.round().astype(np.uint8))
+
+
+def legend(counts: npt.NDArray[np.int64], names: Sequence[str], width: int) -> Image.Image:
+    """Colours and names of the classes that have pixels, most of them first, in as many rows as the width needs."""
+    font = ImageFont.load_default(size=(size := int(np.clip(width / 40, 11, 28))))
+    order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
+    texts = [(class_colour(i), f"{names[i]} {100 * counts[i] / counts.sum():.1f} %") for i in order[:MOST_NAMED]]
+    if len(order) > MOST_NAMED:
+        texts.append(((255, 255, 255), f"and {len(order) - MOST_NAMED} more"))
+    spots, right, bottom = _spread(texts, font, size, width)
+    image = Image.new("RGB", (max(width, right), bottom), "white")
+    pen = ImageDraw.Draw(image)
+    for (x, y), (colour, text) in zip(spots, texts, strict=True):
+        pen.rectangle((x, y + 2, x + size, y + size + 2), fill=colour, outline=(128, 128, 128))
+        pen.text((x + size + 4, y), text, fill=(0, 0, 0), font=font)
+    return image
+
+
+def _spread(texts: Sequence[tuple[Any, str]], font: Any, size: int, width: int) -> tuple[list[tuple[int, int]], int, int]:
+    """Where each entry begins, and how wide and high all of them are."""
+    x, y, right, spots = 4, 4, 0, []
+    for _, text in texts:
+        length = size + 4 + int(font.getlength(text)) + size
+        if x > 4 and x + length > width:
+            x, y = 4, y + size + 8
+        spots.append((x, y))
+        x += length
+        right = max(right, x)
+    return spots, right, y + size + 8
+
+
+def with_legend(picture: Image.Image, counts: npt.NDArray[np.int64], names: Sequence[str], least_px: int = 384) -> Image.Image:
+    """A picture with a legend below it; a small one is enlarged, or the letters would be larger than what they name."""
+    times = max(1, min(round(least_px / picture.width), MOST_PX // picture.height))
+    picture = picture.resize((times * picture.width, times * picture.height), Image.Resampling.NEAREST)
+    below = legend(counts, names, picture.width)
+    page = Image.new("RGB", (max(picture.width, below.width), picture.height + below.height), "white")
+    page.paste(picture, (0, 0))
+    page.paste(below, (0, picture.height))
+    return page
+
+
+def stack_legend(path: Path, counts: npt.NDArray[np.int64], names: Sequence[str]) -> None:
+    """Put a legend below a picture that is a file."""
+    with Image.open(path) as picture:
+        page = with_legend(picture.convert("RGB"), counts, names)
+    page.save(path, quality=88)
+
+
+def save_labels(path: Path, labels: Labels, first_label: int) -> None:
+    """A label map in the numbers of the data it was learned from, so that it can be read as such again."""
+    numbers = np.where(labels == IGNORE, 0, labels + first_label)
+    Image.fromarray(numbers.astype(np.uint8 if numbers.max(initial=0) < 256 else np.uint16)).save(path)

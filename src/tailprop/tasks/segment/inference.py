@@ -1,0 +1,132 @@
+"""A class for every pixel of a picture of any size: the whole picture at once, or window by window with exact averages.
+
+Shapes: K classes; H, W the picture as it is; h, w the picture as the model sees it (a view of it: resized, perhaps mirrored).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from tailprop.backbone.model import MIN_SIZE_PX
+from tailprop.tasks.segment.data import fit_within, normalise, resize_picture
+from tailprop.tasks.segment.model import enlarge
+from tailprop.utils.validation import check_at_least
+
+__all__ = ["InferenceConfig", "label_picture", "slide", "windows"]
+
+Model = Callable[[Tensor], Tensor]  # (1, 3, h, w) -> (1, K, h, w)
+CLASSES_AT_ONCE: Final = 16  # enlarged to the picture's size together: 150 of a 12 megapixel picture would take 7 GB
+
+
+@dataclass(frozen=True)
+class InferenceConfig:
+    """How a trained segmenter looks at a picture."""
+
+    mode: Literal["slide", "whole"] = "slide"
+    """slide: in windows, averaged where they overlap; whole: at once."""
+    window_px: int = 512
+    """Side of the windows."""
+    stride_px: int = 341
+    """From one window to the next."""
+    scales: tuple[float, ...] = (1.0,)
+    """Sizes over the usual one; probabilities are averaged over them."""
+    flip: bool = False
+    """Look at the mirror image too."""
+
+    def check(self) -> None:
+        check_at_least("inference.window_px", self.window_px, MIN_SIZE_PX)
+        check_at_least("inference.stride_px", self.stride_px, 1)
+        if self.stride_px > self.window_px:
+            raise ValueError(
+                f"inference.stride_px {self.stride_px} leaves gaps between windows of {self.window_px} px; lower it"
+            )
+        if not self.scales or not all(0 < scale < math.inf for scale in self.scales):
+            raise ValueError(f"inference.scales are positive, one at least; got {self.scales}")
+
+
+def windows(length: int, window: int, stride: int) -> list[tuple[int, int]]:
+    """First and last pixel (not included) of the windows along a side; the last one is moved back to end with the side."""
+    count = max(0, -(-(length - window) // stride)) + 1
+    ends = [min(length, k * stride + window) for k in range(count)]
+    return [(max(0, end - window), end) for end in ends]
+
+
+def slide(model: Model, image: Tensor, window: int, stride: int) -> Tensor:
+    """The mean, at every pixel, of the logits of all windows that hold it. (1, 3, h, w) -> (1, K, h, w)"""
+    h, w = image.shape[-2:]
+    total: Tensor | None = None
+    count = image.new_zeros(h, w, dtype=torch.float32)
+    for top, bottom in windows(h, window, stride):
+        for left, right in windows(w, window, stride):
+            logits = model(image[..., top:bottom, left:right]).float()
+            if total is None:
+                total = logits.new_zeros(1, logits.shape[1], h, w)
+            total[..., top:bottom, left:right] += logits
+            count[top:bottom, left:right] += 1
+    assert total is not None  # there is a window at least
+    return total / count
+
+
+@torch.inference_mode()
+def label_picture(model: Model, image: Tensor, config: InferenceConfig, short_px: int, long_px: int) -> Tensor:
+    """The class of every pixel: (3, H, W) in bytes -> (H, W).
+
+    Args:
+        model: Images to logits; a module has to be in evaluation mode already.
+        short_px: Shorter side the picture is resized to.
+        long_px: Its longer side at most.
+    """
+    h, w = image.shape[-2:]
+    views = []
+    for scale in config.scales:
+        size = fit_within(h, w, scale * short_px, scale * long_px)
+        view = normalise(resize_picture(image[None].float(), size))
+        views.append(_logits(model, view, config))
+        if config.flip:
+            views.append(_logits(model, view.flip(-1), config).flip(-1))
+    return most_probable(views, (h, w))
+
+
+def _logits(model: Model, view: Tensor, config: InferenceConfig) -> Tensor:
+    h, w = view.shape[-2:]
+    view = torch.nn.functional.pad(view, (0, max(0, MIN_SIZE_PX - w), 0, max(0, MIN_SIZE_PX - h)))  # a line of a few pixels
+    logits = model(view).float() if config.mode == "whole" else slide(model, view, config.window_px, config.stride_px)
+    return logits[..., :h, :w]
+
+
+def most_probable(views: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
+    """The class with the highest mean probability over views whose logits, (1, K, h, w), are first enlarged to `size`.
+
+    A few classes at a time, so that the enlarged logits of all of them never exist at once; the outcome is the same.
+    """
+    if not all(torch.isfinite(view).all() for view in views):
+        raise ValueError("the model's answer is not finite; use --precision fp32, and if it is, its weights are damaged")
+    norms = [_log_sum(view, size) for view in views] if len(views) > 1 else [None]  # alone, the highest logit will do
+    best: Tensor | None = None
+    for first in range(0, views[0].shape[1], CLASSES_AT_ONCE):
+        scores = _scores(views[0], norms[0], first, size)
+        for view, norm in zip(views[1:], norms[1:], strict=True):
+            scores += _scores(view, norm, first, size)  # one after the other: all at once would take as much memory as they are
+        score, found = scores.max(1)
+        found = found + first
+        if best is None:
+            best, labels = score, found
+        else:
+            labels = torch.where(score > best, found, labels)
+            best = torch.maximum(score, best)
+    return labels[0]
+
+
+def _scores(view: Tensor, norm: Tensor | None, first: int, size: tuple[int, int]) -> Tensor:
+    logits = enlarge(view[:, first : first + CLASSES_AT_ONCE], size)
+    return logits if norm is None else (logits - norm).exp()  # probabilities
+
+
+def _log_sum(view: Tensor, size: tuple[int, int]) -> Tensor:
+    """The logarithm of softmax's denominator at every pixel, (1, 1, H, W)."""
+    parts = [enlarge(part, size).logsumexp(1, keepdim=True) for part in view.split(CLASSES_AT_ONCE, dim=1)]
+    return torch.cat(parts, dim=1).logsumexp(1, keepdim=True)

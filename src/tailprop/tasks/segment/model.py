@@ -1,0 +1,135 @@
+"""UPerNet over any backbone timm knows: our stages, the decoder of segmentation-models-pytorch, an auxiliary head.
+
+Shapes: B batch, H height, W width of the pictures, K classes. Each stage's output is normalised before both heads, as in the
+segmenters of Swin, ConvNeXt and vHeat.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+from tailprop.backbone.cost import count_macs
+from tailprop.backbone.weights import WarmStartReport
+from tailprop.engine.checkpoint import read_state_dict, warm_start
+from tailprop.engine.config import ModelConfig
+from tailprop.engine.run_settings import weights_file
+from tailprop.tasks.common.pyramid import create_stages, spared_from_decay
+from tailprop.utils.validation import check_at_least
+
+__all__ = ["Segmenter", "SegmenterConfig", "create_segmenter", "segmenter_macs"]
+
+
+@dataclass(frozen=True)
+class SegmenterConfig:
+    """The parts of UPerNet behind the backbone; as given they are those of the literature."""
+
+    channels: int = 512
+    """Width of the decoder."""
+    dropout: float = 0.1
+    """Share of channels dropped before each classifier."""
+    aux_channels: int = 256
+    """Width of the auxiliary head on the third stage."""
+    aux_weight: float = 0.4
+    """Weight of its loss; 0 = no such head."""
+
+    def check(self) -> None:
+        check_at_least("segmenter.channels", self.channels, 1)
+        check_at_least("segmenter.aux_channels", self.aux_channels, 1)
+        check_at_least("segmenter.aux_weight", self.aux_weight, 0)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"segmenter.dropout lies in [0, 1), got {self.dropout}")
+
+
+class Segmenter(nn.Module):
+    """Logits for every pixel: (B, 3, H, W) -> (B, K, H, W); in training those of the auxiliary head too, where there is one.
+
+    Args:
+        stages: A backbone made with timm's `features_only`, four stages.
+        num_classes: K.
+        multiple_px: Sides are filled up to multiples of this for the backbone, and cut again.
+    """
+
+    def __init__(self, stages: nn.Module, num_classes: int, config: SegmenterConfig, multiple_px: int = 1) -> None:
+        super().__init__()
+        self.num_classes, self.multiple_px = num_classes, multiple_px
+        self.backbone = stages
+        widths: list[int] = stages.feature_info.channels()  # type: ignore[operator, union-attr]
+        self.norms = nn.ModuleList(LayerNorm2d(width) for width in widths)
+        self.decoder = UPerNetDecoder([0, 0, *widths], decoder_channels=config.channels)  # maps at 1/1 and 1/2 are not used
+        self.decoder.feature_norms = nn.ModuleList(nn.Identity() for _ in widths)  # ours, which the auxiliary head sees too
+        self.head = _classifier(config.channels, num_classes, config.dropout)
+        self.aux = _auxiliary(widths[2], num_classes, config) if config.aux_weight > 0 else None
+        for module in (self.decoder, self.head, self.aux):
+            if module is not None:
+                module.apply(_init_module)
+
+    @property
+    def body(self) -> nn.Module:
+        return self.backbone.model  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> Any:
+        h, w = x.shape[-2:]
+        if self.multiple_px > 1:
+            x = F.pad(x, (0, -w % self.multiple_px, 0, -h % self.multiple_px))
+        maps = [norm(f) for norm, f in zip(self.norms, self.backbone(x), strict=True)]  # 1/4, 1/8, 1/16, 1/32
+        logits = enlarge(self.head(self.decoder([None, None, *maps])), x.shape[-2:])[..., :h, :w]
+        if not self.training or self.aux is None:
+            return logits
+        return logits, enlarge(self.aux(maps[2]), x.shape[-2:])[..., :h, :w]
+
+    def no_weight_decay(self) -> set[str]:
+        return spared_from_decay(self.body, "backbone.model")
+
+    def output_layers(self) -> list[nn.Module]:
+        return [self.head[-1]] if self.aux is None else [self.head[-1], self.aux[-1]]
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.body.set_grad_checkpointing(enable)  # type: ignore[operator]
+
+
+def enlarge(logits: Tensor, size: torch.Size | tuple[int, int]) -> Tensor:
+    """Bilinear, in FP32: with BF16's eight bits close classes would tie."""
+    return F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)
+
+
+def _classifier(width: int, num_classes: int, dropout: float) -> nn.Sequential:
+    return nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(width, num_classes, 1))
+
+
+def _auxiliary(width: int, num_classes: int, config: SegmenterConfig) -> nn.Sequential:
+    """A fully convolutional head: one 3x3 convolution, then the classifier."""
+    c = config.aux_channels
+    conv = nn.Conv2d(width, c, 3, padding=1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(c), nn.ReLU(inplace=True), *_classifier(c, num_classes, config.dropout))
+
+
+def _init_module(module: nn.Module) -> None:
+    """He's for convolutions before a ReLU; classifiers start near zero."""
+    if isinstance(module, nn.Conv2d) and module.bias is None:
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    elif isinstance(module, nn.Conv2d):
+        nn.init.normal_(module.weight, std=0.01)
+        nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+
+def create_segmenter(model: ModelConfig, num_classes: int, config: SegmenterConfig) -> tuple[Segmenter, WarmStartReport | None]:
+    """The segmenter, its backbone from scratch or from a classifier's checkpoint."""
+    multiple_px = 32 if timm.get_pretrained_cfg_value(model.name, "fixed_input_size") else 1  # Swin; ours take any size
+    segmenter = Segmenter(create_stages(model, "a segmenter"), num_classes, config, multiple_px)
+    if model.init is None:
+        return segmenter, None
+    state = read_state_dict(weights_file(model.init))
+    whole = any(name.startswith("decoder.") for name in state)  # a segmenter's checkpoint: heads too, where they fit
+    return segmenter, warm_start(segmenter if whole else segmenter.body, state)
+
+
+def segmenter_macs(segmenter: Segmenter, height: int = 512, width: int = 512) -> int:
+    """Multiply-adds for one picture of this size, without the auxiliary head, which only training uses; nothing is computed."""
+    return count_macs(copy.deepcopy(segmenter).to("meta").eval(), height, width)

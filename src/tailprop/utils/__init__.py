@@ -1,0 +1,1 @@
+"""What every layer may use: checks, files, text. No torch."""

@@ -1,0 +1,109 @@
+"""Files that are whole or absent: written beside their place and moved into it."""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from safetensors import SafetensorError
+
+from tailprop.utils.errors import memory_missing
+
+__all__ = ["naming", "write_atomically", "write_json"]
+
+PART = ".part"  # what is being written; a leftover means the process died, and is worthless
+
+
+def write_atomically(path: Path, write: Callable[[Path], object], also: Path | None = None) -> None:
+    """Let `write` fill a file beside `path`, then put it in place: whoever looks sees the old file or the new one, whole.
+
+    A link stays, and what it points to is replaced. A device or a pipe, such as /dev/stdout, is written to.
+    """
+    with naming(path):
+        if path.exists() and not path.is_file():
+            _pour(path, write)
+        else:
+            _replace(path.resolve(), write, also)
+
+
+def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda part: part.write_text(json.dumps(content, indent=indent) + "\n"))
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Say of what cannot be written where it was, and what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
+        if memory_missing(error) is not None:  # it was not the writing
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        hint = "; make room and try again" if _is_full_disk(error) else ""
+        raise OSError(f"cannot write {path} ({reason}); what was saved before is intact{hint}") from error
+
+
+def _is_full_disk(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+    words = "failed writing file|unexpected pos|iostream error|no space left|file too large|quota"  # PyTorch's and safetensors'
+    return re.search(words, str(error), re.IGNORECASE) is not None
+
+
+def _replace(path: Path, write: Callable[[Path], object], also: Path | None) -> None:
+    part = path.with_name(path.name + PART)
+    try:
+        write(part)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.chmod(0o666 & ~_umask())  # safetensors makes its files for their owner alone
+        if also is not None:
+            _link(part, also.resolve())
+        part.replace(path)
+    except (OSError, RuntimeError, SafetensorError):
+        part.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _pour(path: Path, write: Callable[[Path], object]) -> None:
+    """By way of a file: torch wants to seek, and safetensors would put a file in the place of a device."""
+    with TemporaryDirectory() as folder:
+        whole = Path(folder, "whole")
+        write(whole)
+        with whole.open("rb") as file, path.open("wb") as stream:
+            shutil.copyfileobj(file, stream)
+
+
+def _umask() -> int:
+    """What new files are not allowed, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _link(part: Path, path: Path) -> None:
+    second = path.with_name(path.name + PART)
+    second.unlink(missing_ok=True)
+    try:
+        second.hardlink_to(part)
+    except OSError:  # a file system without links
+        second.write_bytes(part.read_bytes())
+    second.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

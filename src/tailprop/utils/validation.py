@@ -1,0 +1,39 @@
+"""Refusals that say what is wrong and how to mend it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["check_at_least", "check_between", "check_choice", "check_output_file", "check_output_folder"]
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(map(repr, choices))}")
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:  # written so that NaN is refused too
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_between(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} lies between {least} and {most}, got {value}")
+
+
+def check_output_file(option: str, path: Path | None) -> None:
+    """Before long work: a file that cannot be written where it is wanted."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder; name a file")
+    check_output_folder(option, path.parent)
+
+
+def check_output_folder(option: str, path: Path) -> None:
+    """The same for a folder, which need not be there."""
+    for at in (path, *path.parents):
+        if at.exists():
+            if not at.is_dir():
+                raise ValueError(f"{option}: {at} is a file; name a folder")
+            return

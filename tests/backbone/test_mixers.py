@@ -1,0 +1,75 @@
+"""Heat, wave, attention and the control: right by themselves, and alike from outside."""
+
+import math
+
+import pytest
+import scipy.fft
+import torch
+
+from tailprop import HeatConduction, NoPropagation, SelfAttention, WavePropagation, tail_propagate
+from tailprop.backbone.mixers import heat_conduct, resample_embedding, wave_propagate
+
+
+def test_heat_at_one_diffusivity_is_the_gaussian_end() -> None:
+    x = torch.randn(2, 9, 7, 4, dtype=torch.float64)
+    k = torch.full((9, 7, 4), 1.3, dtype=torch.float64)
+    torch.testing.assert_close(heat_conduct(x, k), tail_propagate(x, (1.3,), orders=(2.0,)), rtol=0, atol=1e-12)
+
+
+def test_wave_solves_its_equation() -> None:
+    """u'' + a u' + v^2 rho u = 0 with u(0) = u'(0) = X^, for each coefficient: checked by differences in time."""
+    h, w, a, v, dt = 6, 5, 0.3, 1.1, 1e-3
+    x = torch.randn(1, h, w, 1, dtype=torch.float64)
+
+    def coefficients(t: float) -> torch.Tensor:
+        time = torch.full((h, w, 1), t, dtype=torch.float64)
+        y = wave_propagate(x, time, torch.tensor([v]).double(), torch.tensor([a]).double())
+        return torch.from_numpy(scipy.fft.dctn(y.numpy(), type=2, norm="ortho", axes=(1, 2)))[0, ..., 0]
+
+    start = torch.from_numpy(scipy.fft.dctn(x.numpy(), type=2, norm="ortho", axes=(1, 2)))[0, ..., 0]
+    before, now, after = (coefficients(1.0 + s * dt) for s in (-1, 0, 1))
+    rho = (math.pi * torch.arange(h) / h)[:, None] ** 2 + (math.pi * torch.arange(w) / w) ** 2
+    residual = (after - 2 * now + before) / dt**2 + a * (after - before) / (2 * dt) + v**2 * rho * now
+    moving = v**2 * rho > (a / 2) ** 2  # the equation's own formula is for the underdamped coefficients
+    assert residual[moving].abs().max() < 1e-4
+    torch.testing.assert_close(coefficients(0.0), start)
+    torch.testing.assert_close(((coefficients(dt) - start) / dt)[moving], start[moving], rtol=2e-2, atol=2e-2)
+
+
+def test_attention_against_plain_softmax() -> None:
+    module, x = SelfAttention(64, head_dim=16), torch.randn(2, 3, 5, 64)
+    q, k, v = module.qkv(x.reshape(2, 15, 64)).chunk(3, -1)
+    heads = []
+    for h in range(4):
+        part = slice(16 * h, 16 * (h + 1))
+        scores = q[..., part] @ k[..., part].mT / math.sqrt(16)
+        heads.append(scores.softmax(-1) @ v[..., part])
+    torch.testing.assert_close(module(x), torch.cat(heads, -1).reshape(2, 3, 5, 64), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_refuses_odd_widths() -> None:
+    with pytest.raises(ValueError, match="48 channels and head_dim 32"):
+        SelfAttention(48)
+
+
+@pytest.mark.parametrize("rival", [HeatConduction, WavePropagation])
+def test_embedded_rivals_have_gradients_everywhere(rival: type[torch.nn.Module]) -> None:
+    module = rival(8)
+    embedding = torch.randn(6, 5, 8, requires_grad=True)
+    x = torch.randn(2, 6, 5, 8, requires_grad=True)
+    module(x, embedding).square().sum().backward()
+    for tensor in (x, embedding, *module.parameters()):
+        assert tensor.grad is not None
+        assert torch.isfinite(tensor.grad).all()
+
+
+def test_control_passes_nothing_on() -> None:
+    x = torch.randn(1, 4, 4, 8)
+    assert NoPropagation(8)(x) is x
+
+
+def test_embedding_is_resampled_with_its_ends_fixed() -> None:
+    embedding = torch.arange(5.0)[:, None, None].expand(5, 3, 2)
+    y = resample_embedding(embedding, torch.zeros(1, 9, 3, 2))
+    torch.testing.assert_close(y[:, 0, 0], torch.linspace(0, 4, 9))
+    assert resample_embedding(embedding, torch.zeros(1, 5, 3, 2)) is embedding

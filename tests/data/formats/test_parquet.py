@@ -1,0 +1,274 @@
+"""Snapshots read where they lie: every way of storing them against pyarrow's own reader."""
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import tailprop_cli
+from tailprop.data.formats.parquet import Parquet, _paths
+from tailprop.data.formats.parquet_pages import BinaryColumn, _mapped, _unpack, can_read
+from tests.helpers.folders import folder_recipe, jpeg, make_snapshot
+
+
+def values(count: int = 300, empty: float = 0.0, seed: int = 0) -> list[bytes | None]:
+    """Byte strings of many lengths, some of them equal, some missing."""
+    rng = random.Random(seed)
+    pool = [rng.randbytes(rng.choice((0, 1, 3, 40, 700))) for _ in range(count // 2)]
+    return [None if rng.random() < empty else rng.choice(pool) for _ in range(count)]
+
+
+def write(path: Path, rows: list[bytes | None], struct: bool = True, nullable: bool = True, **how: Any) -> str:
+    if struct:
+        kind = pa.struct([pa.field("bytes", pa.binary(), nullable=nullable), pa.field("path", pa.string())])
+        cells: list[Any] = [None if nullable and i % 50 == 7 else {"bytes": row, "path": str(i)} for i, row in enumerate(rows)]
+    else:
+        kind, cells = pa.binary(), list(rows)
+    schema = pa.schema([pa.field("image", kind, nullable=nullable), pa.field("label", pa.int64())])
+    table = pa.Table.from_pydict({"image": cells, "label": list(range(len(rows)))}, schema=schema)
+    pq.write_table(table, path, **how)
+    return "image.bytes" if struct else "image"
+
+
+def read_by_pyarrow(path: Path) -> list[bytes | None]:
+    cells = pq.read_table(path).column("image").to_pylist()
+    return [cell["bytes"] if isinstance(cell, dict) else cell for cell in cells]
+
+
+def assert_equal(path: Path, name: str) -> None:
+    assert can_read(path, name)
+    column, expected = BinaryColumn(path, name), read_by_pyarrow(path)
+    order = random.Random(1).sample(range(len(expected)), len(expected))
+    for row in (*order, *order[:50]):  # what was indexed once is read again
+        got = column[row]
+        assert (None if got is None else bytes(got)) == expected[row], row
+    assert len(column) == len(expected)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_values_are_pyarrows(compression: str, dictionary: bool, version: str, tmp_path: Path) -> None:
+    how: dict[str, Any] = dict(compression=compression, use_dictionary=dictionary, data_page_version=version)
+    how |= dict(data_page_size=4096, row_group_size=120, write_batch_size=10, dictionary_pagesize_limit=8192)
+    assert_equal(tmp_path / "a.parquet", write(tmp_path / "a.parquet", values(empty=0.1), **how))
+
+
+@pytest.mark.parametrize("struct", [True, False])
+@pytest.mark.parametrize("nullable", [True, False])
+@pytest.mark.parametrize("empty", [0.0, 0.3, 1.0])
+def test_rows_that_may_be_empty(struct: bool, nullable: bool, empty: float, tmp_path: Path) -> None:
+    rows = values(100, empty if nullable else 0.0)
+    for version in ("1.0", "2.0"):
+        how: dict[str, Any] = dict(data_page_version=version, use_dictionary=False, compression="snappy")
+        assert_equal(tmp_path / "a.parquet", write(tmp_path / "a.parquet", rows, struct, nullable, **how))
+
+
+def test_what_hugging_face_writes_is_not_copied(tmp_path: Path) -> None:
+    """Neither compressed nor encoded: a value is a view of the mapped file itself."""
+    name = write(tmp_path / "a.parquet", values(), compression="none", use_dictionary=False)
+    value = BinaryColumn(tmp_path / "a.parquet", name)[0]
+    assert value is not None
+    assert type(value.obj).__name__ == "mmap"
+
+
+def test_other_encodings_are_told_beforehand_and_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_snapshot(tmp_path / "data", {"train": [3, 1, 2]}, shards=1, classes=4)
+    (shard,) = root.iterdir()
+    encoding = {"image.bytes": "DELTA_LENGTH_BYTE_ARRAY"}
+    pq.write_table(pq.read_table(shard), shard, use_dictionary=False, column_encoding=encoding)
+    assert not can_read(shard, "image.bytes")
+    source = Parquet(root, "train", tmp_path / "cache")
+    assert "cannot be read in place" in capsys.readouterr().err
+    assert (source.classes[1], source.labels.tolist()) == ("class 1", [3, 1, 2])
+    assert [source.read(i).convert("RGB").getpixel((3, 3)) for i in range(3)] == [
+        pixel(jpeg(colour)) for colour in source.labels.tolist()
+    ]
+    assert any((tmp_path / "cache").rglob("*.arrow"))
+
+
+def test_a_snapshot_is_unpacked_if_so_told(tmp_path: Path) -> None:
+    root = make_snapshot(tmp_path / "data", {"train": [3, 1, 2]}, shards=1, classes=4)
+    (shard,) = root.iterdir()
+    table = pq.read_table(shard)
+    field = table.schema.field("image")
+    cells = [None, *table.column("image").to_pylist()[1:]]
+    pq.write_table(table.set_column(0, field, pa.array(cells, field.type)), shard)
+    sources = [Parquet(root, "train", tmp_path / "cache", unpack) for unpack in (True, False)]
+    assert any((tmp_path / "cache").rglob("*.arrow"))
+    for source in sources:
+        assert source.read(2).convert("RGB").getpixel((3, 3)) == pixel(jpeg(2))
+        with pytest.raises(OSError, match="the row holds no picture"):
+            source.read(0)
+
+
+def test_a_snapshot_leaves_nothing_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "home"))
+    root = make_snapshot(tmp_path / "data", {"train": list(range(40))}, shards=3)
+    source = Parquet(root, "train", tmp_path / "cache")
+    assert [source.read(i).convert("RGB").getpixel((3, 3)) for i in (39, 0, 13)] == [pixel(jpeg(c)) for c in (39, 0, 13)]
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_damage_within_a_shard_is_an_error_of_the_file(compression: str, dictionary: bool, tmp_path: Path) -> None:
+    """Whatever byte is spoilt, values are read or refused: never another exception, never beyond the file."""
+    whole_file, rng = tmp_path / "a.parquet", random.Random(0)
+    how: dict[str, Any] = dict(compression=compression, use_dictionary=dictionary, data_page_size=2048, write_batch_size=10)
+    name = write(whole_file, values(60), **how)
+    whole = whole_file.read_bytes()
+    body = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # the footer stays, or the file is not opened
+    first = pq.read_metadata(whole_file).row_group(0).column(0)
+    header = first.dictionary_page_offset if dictionary else first.data_page_offset
+    places = [*(header + k for k in range(24) for _ in range(4)), *(rng.randrange(4, body) for _ in range(60))]
+    refused: list[OSError] = []
+    for trial, place in enumerate(places):
+        spoilt = bytearray(whole)
+        spoilt[place] = rng.randrange(256)
+        path = tmp_path / f"{trial}.parquet"
+        path.write_bytes(spoilt)
+        column = BinaryColumn(path, name)
+        for row in range(0, len(column), 7):
+            try:
+                column[row]
+            except OSError as error:
+                refused.append(error)
+    _mapped.cache_clear()
+    assert len(refused) > 30
+    assert {error.errno for error in refused} == {None}  # none of the system's own
+
+
+def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    for file, rows in ((path, [b"old"] * 5), (other, [b"new"] * 9)):
+        name = write(file, rows, struct=False)
+    assert bytes(BinaryColumn(path, name)[4] or b"") == b"old"
+    other.replace(path)
+    assert bytes(BinaryColumn(path, name)[4] or b"") == b"new"
+
+
+def test_a_dictionary_may_have_more_entries_than_a_group_has_rows(tmp_path: Path) -> None:
+    words = pa.DictionaryArray.from_arrays(pa.array([3, 19, 0, 7, 7, 11, 2]), pa.array([bytes([i]) * 30 for i in range(20)]))
+    pq.write_table(pa.table({"image": words}), tmp_path / "a.parquet", row_group_size=5)
+    assert_equal(tmp_path / "a.parquet", "image")
+
+
+def test_little_is_kept_of_what_was_unpacked(tmp_path: Path) -> None:
+    columns = []
+    for k in range(6):
+        name = write(tmp_path / f"{k}.parquet", values(40, seed=k), compression="snappy")
+        columns.append(BinaryColumn(tmp_path / f"{k}.parquet", name))
+    for column in columns:
+        column[0]
+    assert _unpack.cache_info().currsize <= 2
+
+
+def test_names_that_are_no_text_are_left_out(tmp_path: Path) -> None:
+    root = make_snapshot(tmp_path, {"train": [0, 1]}, shards=1, classes=2)
+    (shard,) = root.iterdir()
+    table = pq.read_table(shard)
+    field = table.schema.field("image")
+    cells = [{"bytes": jpeg(1), "path": "twelve bytes"}, {"bytes": jpeg(2), "path": None}]
+    table = table.set_column(0, field, pa.array(cells, field.type))
+    pq.write_table(table, shard, compression="none", use_dictionary=False, write_statistics=False)
+    assert Parquet(root, "train").name(0) == f"{shard.name} row 0 (twelve bytes)"
+    shard.write_bytes(shard.read_bytes().replace(b"twelve bytes", b"\xff" * 12))
+    _paths.cache_clear()
+    assert Parquet(root, "train").name(0) == f"{shard.name} row 0"
+
+
+def spoil(shard: Path, group: int, columns: tuple[int, ...]) -> None:
+    """Damage the header of the first page of some columns of a row group."""
+    data = bytearray(shard.read_bytes())
+    for column in columns:
+        data[pq.read_metadata(shard).row_group(group).column(column).data_page_offset] = 255
+    shard.write_bytes(data)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_spoilt_pages_are_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a hundred rows in a piece, with the names they had, and still there is enough to learn from."""
+    root = make_snapshot(tmp_path / "data", {"train": [0, 1] * 150, "validation": [0, 1] * 4}, shards=1, classes=2)
+    shard = root / "train-00000-of-00001.parquet"
+    pq.write_table(pq.read_table(shard), shard, row_group_size=100, compression="none", use_dictionary=False)
+    spoil(shard, 0, (0, 1))
+    command = [*folder_recipe(tmp_path, root, source="parquet", workers=workers), "--optim.batch", "50", "--optim.epochs", "1"]
+    assert tailprop_cli.main(command) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert "train-00000-of-00001.parquet row" in err
+    assert "a page header is damaged" in err
+    assert tailprop_cli.main([*command, "--data.on-broken", "skip", "--run.overwrite"]) == 0
+    assert "broken pictures left out" in capsys.readouterr().out
+
+
+def test_pages_before_the_damage_are_read(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.parquet", [bytes([i]) * 500 for i in range(40)]
+    how: dict[str, Any] = dict(compression="none", use_dictionary=False, data_page_size=2000, write_batch_size=4)
+    name = write(path, rows, struct=False, **how)
+    whole = BinaryColumn(path, name)
+    second, third = whole._index(whole.chunks[0])[1][1:3]
+    data = bytearray(path.read_bytes())
+    data[second.offset + second.size : third.offset] = b"\xff" * (third.offset - second.offset - second.size)
+    spoilt = tmp_path / "b.parquet"
+    spoilt.write_bytes(data)
+    column = BinaryColumn(spoilt, name)
+    assert bytes(column[3] or b"") == rows[3]
+    with pytest.raises(OSError, match=r"b.parquet ends before its row 39"):
+        column[39]
+
+
+def test_labels_that_cannot_be_used(tmp_path: Path) -> None:
+    shard = tmp_path / "train-00000-of-00001.parquet"
+    pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 2**31 - 1]}), shard)
+    with pytest.raises(ValueError, match=r"label 2147483647 of train-00000-of-00001.parquet row 1 is no number of a class"):
+        Parquet(tmp_path, "train")
+    pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 1]}), shard, use_dictionary=False)
+    spoil(shard, 0, (1,))
+    with pytest.raises(ValueError, match=r"train-00000-of-00001.parquet is damaged .*; download it again"):
+        Parquet(tmp_path, "train")
+    pq.write_table(pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}), shard)
+    with pytest.raises(ValueError, match="its shards are empty"):
+        Parquet(tmp_path, "train")
+
+
+def test_large_compressed_pieces_are_pointed_out_by_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = [jpeg(1) + random.Random(i).randbytes(600_000) for i in range(10)]
+    for compression, rank, said in (("none", "0", ""), ("snappy", "0", "--data.unpack"), ("snappy", "1", "")):
+        root = tmp_path / f"{compression}{rank}"
+        root.mkdir()
+        table = pa.table({"image": pictures, "label": [0] * 10})
+        pq.write_table(table, root / "train-00000-of-00001.parquet", compression=compression)  # all of it in a dictionary
+        monkeypatch.setenv("RANK", rank)
+        assert Parquet(root, "train").read(7).size == (40, 36)
+        err = capsys.readouterr().err
+        assert said in err
+        assert bool(said) == bool(err)
+
+
+def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:
+    root = make_snapshot(tmp_path / "data", {"train": [0, 1, 0, 1]}, classes=2)
+    second = root / "train-00001-of-00002.parquet"
+    pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 1]}), second)
+    with pytest.raises(ValueError, match=r"train-00001-of-00002.parquet stores its pictures in another way"):
+        Parquet(root, "train")
+    pq.write_table(pa.table({"image": [jpeg(1)], "name": ["cat"]}), second)
+    with pytest.raises(ValueError, match=r"00001-of-00002.parquet needs the columns image and label, it has image, name"):
+        Parquet(root, "train")
+
+
+def test_labels_in_words_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": [jpeg(1)], "label": ["cat"]}), tmp_path / "train-00000-of-00001.parquet")
+    with pytest.raises(ValueError, match="labels are whole numbers from 0 on, column label holds string; number the classes"):
+        Parquet(tmp_path, "train")
+
+
+def pixel(encoded: bytes) -> Any:
+    return Image.open(io.BytesIO(encoded)).convert("RGB").getpixel((3, 3))

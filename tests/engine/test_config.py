@@ -1,0 +1,192 @@
+"""Settings, recipes, and what the command line says of mistakes in them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+
+import tailprop_cli
+from tailprop.engine.config import build, config_hash, to_dict
+from tailprop.engine.optim import build_optimizer, build_schedule
+from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
+from tailprop.tasks import find_task
+from tailprop.tasks.classify.augment import AugmentConfig, Finish, eval_transform, operations, train_transforms
+from tailprop.tasks.classify.data import DataConfig
+from tailprop.tasks.classify.task import _mixup
+from tests.helpers.runs import assert_refused, write_recipe
+
+
+def load(name: str) -> Any:
+    values = read_recipe(find_recipe(name))
+    return build(find_task(values["task"])[0], values)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_reads_and_survives_a_round_trip(name: str) -> None:
+    config = load(name)
+    assert build(type(config), to_dict(config)) == config
+    again = yaml.safe_load(yaml.safe_dump(to_dict(config)))
+    assert config_hash(to_dict(build(type(config), again))) == config_hash(to_dict(config))  # as a run that goes on sees it
+
+
+def test_the_recipes_there_are() -> None:
+    wanted = {"imagenet1k_tiny", "imagenet1k_small", "imagenet1k_base", "digits", "cifar10", "imagenette", "finetune_folder"}
+    assert wanted <= set(recipe_names())
+
+
+@pytest.mark.parametrize(("size", "drop_path", "paper"), [("tiny", 0.1, 82.9), ("small", 0.3, 84.1), ("base", 0.5, 84.4)])
+def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> None:
+    """Appendix, Image Classification: every number there, where it takes effect."""
+    config = load(f"imagenet1k_{size}")
+    assert (config.data.size_px, config.data.resize_px, config.data.num_classes) == (224, 256, 1000)
+    assert config.run.precision == "bf16"
+    assert config.paper_top1 == {config.model.name: paper}
+
+    with torch.device("meta"):
+        model = timm.create_model(config.model.name)
+    assert model.stages[-1].layers[-1].drop_path.rate == pytest.approx(drop_path)
+    optim = config.optim
+    optimizer = build_optimizer(model, optim.weight_decay, optim.scale_lr, optim.betas, optim.matrix_lr)
+    assert type(optimizer) is torch.optim.AdamW
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.08}
+    assert all(p.ndim > 1 for group in optimizer.param_groups if group["weight_decay"] for p in group["params"])
+    assert all(group["betas"] == (0.9, 0.999) for group in optimizer.param_groups)
+    assert (optim.clip, optim.accumulate, optim.epoch_steps, config.run.ema) == (5.0, 1, None, 0.0)
+
+    steps, processes = 1_281_167 // 1024, 8
+    schedule = build_schedule(config.optim, steps, processes)
+    assert schedule.steps == 300 * steps
+    assert schedule.at(20 * steps) == pytest.approx(5e-4 * 1024 / 512)  # after 20 epochs of warm-up
+    assert schedule.at(10 * steps) == pytest.approx(5e-4 * 1024 / 512 / 2, rel=1e-3)
+    assert schedule.at(160 * steps) == pytest.approx((1e-3 + 5e-6) / 2)  # half of the cosine
+    assert schedule.at(300 * steps) == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_imagenet_augmentation_is_the_papers(size: str) -> None:
+    config = load(f"imagenet1k_{size}")
+    _, resize, crop, *_ = eval_transform(config.data, config.augment).transforms
+    assert (resize.size, tuple(crop.size)) == (256, (224, 224))
+    (transform,) = train_transforms(config.data, config.augment)
+    assert (transform.side, transform.scale, transform.flip) == (224, (0.08, 1.0), 0.5)
+    randaugment: Any = transform.policy
+    assert [op.magnitude for op in randaugment.ops] == [9] * len(randaugment.ops)
+    assert {op.magnitude_std for op in randaugment.ops} == {0.5}
+    increasing = {"Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}  # inc1: more is always stronger
+    names = {op.name for op in randaugment.ops}
+    assert {f"{name}Increasing" for name in increasing} <= names
+    assert not increasing & names
+    finish = Finish(config.augment, 3, torch.device("cpu"))
+    assert finish.chance == 0.25
+    assert config.augment.color_jitter == 0.4
+    assert finish.jitter == 0  # RandAugment takes its place, as in timm
+    erased = finish(torch.full((400, 3, 32, 32), 128, dtype=torch.uint8), range(400))
+    changed = (erased != erased[:, :, :1, :1]).flatten(1).any(1)
+    assert changed.float().mean().item() == pytest.approx(0.25, abs=0.08)
+    mixup = _mixup(config.augment, 1000)
+    assert mixup is not None
+    assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.label_smoothing, mixup.mix_prob) == (0.8, 1.0, 0.1, 1.0)
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5", "original", "v0", "augmix-m9-mstd0.5"])
+def test_no_operation_of_a_policy_fails_at_its_strongest(policy: str) -> None:
+    """With noise on it the magnitude reaches 10: timm then asks for 0 bits of a colour, which Pillow refuses."""
+    (transform,) = train_transforms(DataConfig(size_px=32), AugmentConfig(auto_augment=policy))
+    found = operations(transform.policy)
+    assert any(op.name.startswith("Posterize") for op in found)
+    picture = Image.new("RGB", (20, 20), (200, 150, 100))
+    for op in found:
+        for op.magnitude in (0, 10):
+            op.prob, op.magnitude_std = 1.0, 0
+            assert op(picture).size == (20, 20)
+        if op.name == "PosterizeIncreasing":
+            assert op(picture).getextrema() == ((0, 0),) * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(optim={"learning_rate": 1.0}), "unknown setting optim.learning_rate"),
+        (dict(optim={"warmup_epoch": 1}), "unknown setting optim.warmup_epoch; did you mean optim.warmup_epochs?"),
+        (dict(optim={"epochs": "many"}), "optim.epochs is of type int, got 'many'"),
+        (dict(optim={"betas": [0.9]}), "optim.betas is a list of 2"),
+        (dict(run={"precision": "fp8"}), "run.precision is one of fp32, bf16, fp16, got 'fp8'"),
+        (dict(data={"source": "cloud"}), "data.source is one of folder, parquet, timm, digits"),
+    ],
+)
+def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", **changes)
+    assert tailprop_cli.main(["train", str(recipe)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["imagenet1k_tyny"], "did you mean 'imagenet1k_tiny'?"),
+        (["nowhere.yaml"], "no recipe file nowhere.yaml"),
+        (["imagenette"], "a parquet needs --data.root"),
+        (["imagenette", "--data.root", "nowhere"], "no folder nowhere"),
+        (["digits", "--optim.batch", "5000"], "a global batch of 5000 is more than the 1198 examples"),
+        (["digits", "--optim.lr", "nan"], "optim.lr must be at least 0"),
+        (["digits", "--optim.clip", "-1"], "optim.clip is positive"),
+        (["digits", "--optim.lr-batch", "0"], "optim.lr_batch must be at least 1"),
+        (["digits", "--augment.auto-augment", "foo"], "spelt as in timm"),
+        (["digits", "--augment.interpolation", "foo"], "unknown augment.interpolation 'foo'"),
+        (["digits", "--augment.smoothing", "7"], "augment.smoothing lies between 0 and 1"),
+        (["digits", "--run.seed", "-1"], "run.seed must be at least 0"),
+        (["digits", "--run.device", "cuda"], "no CUDA device is visible"),
+        (["digits", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
+        (["digits", "--model.name", "resnet50.nope"], "timm cannot make resnet50.nope: Invalid pretrained tag"),
+        (["digits", "--model.in-chans", "4", "--augment.auto-augment", "rand-m9"], "RandAugment knows no transparency"),
+        (["digits", "--model.name", "tailprop_pic"], "timm has no model 'tailprop_pic'; did you mean 'tailprop_pico'?"),
+        (["."], "the folder . has no config.yaml"),
+        (["digits", "--data.source", "timm", "--data.name", "torch/cifar10"], "timm's torch/cifar10 needs --data.root"),
+        (["imagenette", "--data.root", __file__], "test_config.py is a file, not a folder"),
+        (["digits", "--model.init", "nowhere.pt"], "no checkpoint at nowhere.pt"),
+        (["digits", "--optim.batch", "33", "--augment.mixup", "0.2"], "even --optim.batch"),
+    ],
+)
+def test_a_wrong_command(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert tailprop_cli.main(["train", *args]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--optim.epoch", "--optim.epochs"),
+        ("--lr", "--optim.lr"),
+        ("--optim.learning-rate", "--optim.lr"),
+        ("--batch_size", "--optim.batch"),
+        ("--img-size", "--data.size-px"),
+        ("--run.epochs", "--optim.epochs"),
+    ],
+)
+def test_an_unknown_option_names_the_one_that_was_meant(option: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["train", "digits", option, "2"], f"unknown option {option}; did you mean {meant}?", capsys)
+
+
+def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["eval"], "tailprop eval needs CHECKPOINT A run folder, a file of weights", capsys)
+
+
+def test_of_torchruns_processes_one_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert tailprop_cli.main(["train", "digits", "--optim.epohs", "1"]) == 2
+        assert capsys.readouterr().err.count("\n") == lines

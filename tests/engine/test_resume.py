@@ -1,0 +1,199 @@
+"""A run that is killed, stopped or crashes ends where an undisturbed one does."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tailprop_cli
+from tests.helpers import ROOT
+from tests.helpers.runs import fork, launch, losses, write_recipe
+
+
+def final(folder: Path) -> dict[str, torch.Tensor]:
+    """Everything a finished run has learned."""
+    payload = torch.load(folder / "last.pt", weights_only=True)
+    learned = {f"{part}.{name}": value for part in ("model", "ema") for name, value in payload[part].items()}
+    moments = {f"{k}.{name}": v for k, state in payload["optimizer"]["state"].items() for name, v in state.items()}
+    return learned | moments | load_file(folder / "model.safetensors")
+
+
+def assert_same(a: Path, b: Path) -> None:
+    left, right = final(a), final(b)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert losses(a) == losses(b)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A recipe, and the folder of its run."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    recipe = write_recipe(folder / "small.yaml", optim={"epochs": 7})
+    assert fork(["train", str(recipe), "--run.out", str(folder / "run")]).returncode == 0
+    return recipe, folder / "run"
+
+
+def test_killed_ten_times(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = undisturbed
+    command = [sys.executable, str(ROOT / "tests/helpers/kill_driver.py"), str(recipe), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    kills = int(done.stdout.split()[1].rstrip(","))
+    assert done.stdout.strip().endswith("exit 0"), done
+    assert kills == 10, done.stdout
+    assert_same(tmp_path / "run", whole)
+    assert not list((tmp_path / "run").glob("*.part"))
+
+
+def stop_early(args: list[str], run: Path) -> None:
+    """Start a run and send it SIGTERM after a few steps."""
+    command = [sys.executable, "-m", "tailprop_cli", *args]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while child.poll() is None and (not (run / "metrics.jsonl").exists() or len(losses(run)) < 3):
+        time.sleep(0.01)
+    os.killpg(child.pid, signal.SIGTERM)  # to all its processes, as a cluster does
+    _, error = child.communicate(timeout=60)
+    assert child.returncode == 143
+    assert error.startswith("tailprop: stopped after step ")
+
+
+def test_stopped_by_sigterm_in_the_middle_of_an_epoch(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = undisturbed
+    run, args = tmp_path / "run", ["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "1"]
+    stop_early(args, run)
+    payload = torch.load(run / "last.pt", weights_only=True)
+    assert 0 < payload["position"]["step"] < 11
+    assert fork([*args, "--run.resume"]).returncode == 0
+    assert_same(run, whole)
+
+
+def test_workers_change_nothing(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = undisturbed
+    assert fork(["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "2"]).returncode == 0
+    assert_same(tmp_path / "run", whole)
+
+
+def test_two_processes_learn_what_one_learns_from_the_doubled_batch(tmp_path: Path) -> None:
+    plain = {"mixup": 0.0, "cutmix": 0.0}
+    recipe = write_recipe(tmp_path / "small.yaml", augment=plain, model={"drop_path": 0.0}, optim={"clip": 1.0})
+    one = fork(["train", str(recipe), "--run.out", str(tmp_path / "one"), "--optim.batch", "80"])
+    two = launch(["train", str(recipe), "--run.out", str(tmp_path / "two"), "--optim.batch", "40"], processes=2)
+    added = ["--optim.batch", "20", "--optim.accumulate", "2"]
+    both = fork(["train", str(recipe), "--run.out", str(tmp_path / "both"), *added], processes=2)
+    assert (one.returncode, two.returncode, both.returncode) == (0, 0, 0), two.stderr + both.stderr
+    expected = losses(tmp_path / "one")
+    assert len(expected) == 28
+    assert losses(tmp_path / "two") == pytest.approx(expected, abs=1e-5)
+    assert losses(tmp_path / "both") == pytest.approx(expected, abs=1e-5)
+    moved = ["train", str(recipe), "--run.out", str(tmp_path / "moved")]
+    stop_early([*moved, "--optim.batch", "80"], tmp_path / "moved")
+    assert fork([*moved, "--optim.batch", "40", "--run.resume"], processes=2).returncode == 0
+    assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-5)
+
+
+MEASURES = """
+import sys
+from pathlib import Path
+import torch
+from tailprop.engine.config import build
+from tailprop.runtime.distributed import together
+from tailprop.tasks.classify.load import load_classifier
+from tailprop.engine.run_settings import read_config
+from tailprop.tasks.classify.task import Classification, ClassifyConfig
+
+run, out = map(Path, sys.argv[1:])
+with together("cpu", 1) as world:
+    task = Classification(build(ClassifyConfig, read_config(run)), world)
+    task.evaluate(load_classifier(str(run)).model)
+    if world.is_first:
+        torch.save({"count": task.best.count, "confusion": task.best.confusion}, out)
+"""
+
+
+def test_two_processes_measure_every_picture_once(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    script = tmp_path / "measures.py"
+    script.write_text(MEASURES)
+    for processes in (1, 2):
+        done = fork([str(undisturbed[1]), str(tmp_path / f"{processes}.pt")], processes=processes, script=script)
+        assert done.returncode == 0, done.stderr
+    one, two = (torch.load(tmp_path / f"{processes}.pt", weights_only=True) for processes in (1, 2))
+    assert one["count"] == two["count"] == 599  # an odd number: shards of one size would repeat a picture
+    assert torch.equal(one["confusion"], two["confusion"])
+
+
+STATISTICS = """
+import sys
+from pathlib import Path
+from tailprop.engine.config import build, to_dict
+from tailprop.engine.recipes import read_recipe
+from tailprop.runtime.distributed import gather, together
+from tailprop.tasks.classify.task import Classification, ClassifyConfig
+from tailprop.engine.trainer import Trainer
+
+with together("cpu", 1) as world:
+    config = build(ClassifyConfig, read_recipe(Path(sys.argv[1])))
+    trainer = Trainer(Classification(config, world), config.optim, config.run, to_dict(config), world)
+    trainer.run()
+    norms = {name: value for name, value in trainer.model.named_buffers() if "running" in name}
+    found = gather([value.tolist() for value in norms.values()])
+    if world.is_first:
+        print("statistics:", len(norms), "same" if found[0] == found[1] else "different")
+"""
+
+
+def test_two_processes_measure_one_network_where_batch_norms_are_in_it(tmp_path: Path) -> None:
+    run = {"out": str(tmp_path / "run"), "ema": 0.0}
+    model = {"name": "resnet10t", "drop_path": 0.0, "args": {}}
+    recipe = write_recipe(tmp_path / "r.yaml", model=model, optim={"epochs": 1, "epoch_steps": 2, "batch": 8}, run=run)
+    (tmp_path / "norms.py").write_text(STATISTICS)
+    done = fork([str(recipe)], processes=2, script=tmp_path / "norms.py")
+    assert "statistics: 28 same" in done.stdout, done.stderr
+
+
+CRASHES_ONCE = """
+import os, sys, threading, time
+from pathlib import Path
+import tailprop_cli
+
+def die(checkpoint):
+    while not checkpoint.exists():
+        time.sleep(0.01)
+    os._exit(7)
+
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    threading.Thread(target=die, args=(Path(sys.argv[4]) / "last.pt",), daemon=True).start()
+sys.exit(tailprop_cli.main(sys.argv[1:]))
+"""
+
+
+def test_torchrun_restarts_a_crashed_run_by_itself(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"batch": 50})
+    script = tmp_path / "crashes_once.py"
+    script.write_text(CRASHES_ONCE)
+    done = launch(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2, restarts=1, script=script)
+    assert done.returncode == 0, done.stderr
+    assert "from step" in done.stdout
+    assert fork(["train", str(recipe), "--run.out", str(tmp_path / "whole")], processes=2).returncode == 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_another_run_is_not_overwritten_and_not_continued_otherwise(
+    undisturbed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, whole = undisturbed
+    before = (whole / "last.pt").read_bytes()
+    for extra, message in (
+        ([], "holds a run; go on with it (--run.resume)"),
+        (["--run.resume", "--optim.lr", "0.1"], "was begun with other settings (optim.lr)"),
+        (["--run.resume", "--optim.accumulate", "2"], "images in a step, now there are"),
+        (["--run.resume", "--run.overwrite"], "exclude each other"),
+    ):
+        assert tailprop_cli.main(["train", str(recipe), "--run.out", str(whole), *extra]) == 2
+        assert message in capsys.readouterr().err
+    assert (whole / "last.pt").read_bytes() == before

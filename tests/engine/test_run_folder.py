@@ -1,0 +1,239 @@
+"""What a run that goes on keeps, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tailprop_cli
+from tailprop.engine.config import build, to_dict
+from tailprop.engine.run_folder import RunFolder
+from tailprop.engine.run_settings import read_config, read_settings
+from tailprop.engine.trainer import Trainer
+from tailprop.runtime.distributed import World
+from tailprop.tasks.classify.task import Classification, ClassifyConfig
+from tests.helpers.folders import folder_recipe, make_folder
+from tests.helpers.runs import (
+    assert_refused,
+    assert_same_run,
+    last_row,
+    losses,
+    settings,
+    stop_after,
+    stop_and_go_on,
+    write_recipe,
+)
+
+
+def test_resume_needs_the_same_data_but_not_the_first_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = folder_recipe(tmp_path, make_folder(tmp_path / "pictures"))
+    assert tailprop_cli.main(args) == 0
+    first = tmp_path / "first.safetensors"
+    (tmp_path / "run" / "model.safetensors").rename(first)
+    tuned = [*args[:-1], str(tmp_path / "tuned"), "--model.init", str(first)]
+    assert tailprop_cli.main(tuned) == 0
+    first.unlink()
+    assert tailprop_cli.main([*tuned, "--run.resume"]) == 0
+    (tmp_path / "pictures" / "train" / "red" / "0.jpg").rename(tmp_path / "pictures" / "train" / "blue" / "new.jpg")
+    capsys.readouterr()
+    assert tailprop_cli.main([*tuned, "--run.resume"]) == 2
+    assert "the train data is not what" in capsys.readouterr().err
+
+
+def test_the_run_folder_stands_for_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    whole, stopped, moved = tmp_path / "whole", tmp_path / "stopped here", tmp_path / "moved"
+    assert tailprop_cli.main(["train", str(recipe), "--optim.lr", "1e-3", "--run.out", str(whole)]) == 0
+    stop_after(3, ["train", str(recipe), "--optim.lr", "1e-3", "--run.out", str(stopped), "--run.overwrite"], monkeypatch)
+    assert capsys.readouterr().err.endswith(f"; to go on: tailprop train '{stopped}' --run.resume\n")
+    stopped.rename(moved)
+    assert_refused(["train", str(moved)], f"{moved} holds a run; go on with it (--run.resume)", capsys)
+    assert tailprop_cli.main(["train", str(moved), "--run.resume"]) == 0
+    assert_same_run(moved, whole)
+    assert not stopped.exists()
+    capsys.readouterr()
+    assert tailprop_cli.main(["train", str(moved), "--run.resume"]) == 0
+    assert f"{moved}, already finished\n" in capsys.readouterr().out
+
+
+def test_weights_without_the_last_checkpoint_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
+    (run / "last.pt").unlink()
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert_refused(["train", str(run), "--run.resume"], "last.pt is gone, so there is nothing to go on from", capsys)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_an_export_that_was_removed_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
+    before = load_file(run / "model.safetensors")
+    (run / "model.safetensors").unlink()
+    assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
+    after = load_file(run / "model.safetensors")
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert tailprop_cli.main(["eval", str(run)]) == 0  # it carries its settings and names again
+    for name in ("model.safetensors", "best.pt"):
+        (run / name).unlink()
+    capsys.readouterr()
+    assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
+    said = capsys.readouterr()
+    assert "the best weights are lost" in said.err
+    assert "model.safetensors" not in said.out
+
+
+def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(tmp_path / "pictures")
+    monkeypatch.chdir(tmp_path)
+    assert tailprop_cli.main(folder_recipe(tmp_path, Path("pictures"))) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert tailprop_cli.main(["eval", "../run"]) == 0
+    assert tailprop_cli.main(["train", "../run", "--run.resume"]) == 0
+
+
+def test_only_the_place_of_the_data_is_kept_otherwise_than_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pictures", "skip"):
+        (tmp_path / name).mkdir()
+    given = {"model": {}, "run": {}, "data": {"root": "pictures", "test": "pictures", "on_broken": "skip"}}
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(given, overwrite=False)
+    assert read_config(folder.path)["data"] == given["data"] | {"root": str(tmp_path / "pictures")}
+    folder.check(given, resume=True, overwrite=False)  # the command repeated is no other run
+    folder.let_go()
+
+
+def test_another_programs_log_is_not_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("mine\n")
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    assert_refused(["train", str(recipe), "--run.out", str(tmp_path / "run")], "holds a run", capsys)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == "mine\n"
+
+
+def test_processes_that_see_other_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, world = build(ClassifyConfig, settings(run={"out": str(tmp_path / "run")})), World(0, 1, torch.device("cpu"))
+    trainer = Trainer(Classification(config, world), config.optim, config.run, to_dict(config), world)
+    monkeypatch.setattr("tailprop.engine.trainer.gather", lambda value: [value, {"train": "other", "validation": "same"}])
+    with pytest.raises(ValueError, match="not every process sees the same data"):
+        trainer.run()
+
+
+def test_a_mistake_does_not_cost_the_old_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert tailprop_cli.main(command) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    assert tailprop_cli.main([*command, "--run.overwrite", "--model.init", str(tmp_path / "nowhere.pt")]) == 2
+    assert tailprop_cli.main([*command, "--run.resume", "--optim.lr", "1"]) == 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()} == before
+    assert tailprop_cli.main([*command, "--run.overwrite", "--model.init", str(tmp_path / "run")]) == 0  # from itself
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.yaml").write_text("data: coco")
+    capsys.readouterr()
+    assert tailprop_cli.main([*command[:-1], str(tmp_path / "foreign"), "--run.overwrite"]) == 2
+    assert "is not the config.yaml of a run" in capsys.readouterr().err
+
+
+def test_a_run_stopped_while_it_is_evaluated_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml")
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "whole")]) == 0
+    command, evaluate = ["train", str(recipe), "--run.out", str(tmp_path / "run")], Classification.evaluate
+
+    def die(*_: object) -> dict[str, float]:
+        raise SystemExit(9)
+
+    monkeypatch.setattr(Classification, "evaluate", die)
+    with pytest.raises(SystemExit):
+        tailprop_cli.main(command)
+    monkeypatch.setattr(Classification, "evaluate", evaluate)
+    assert tailprop_cli.main([*command, "--run.resume"]) == 0
+    positions = [torch.load(tmp_path / name / "last.pt", weights_only=True)["position"] for name in ("whole", "run")]
+    kept = [[{k: row[k] for k in ("epoch", "loss", "top1", "val_loss")} for row in p["history"]] for p in positions]
+    assert kept[0] == kept[1]
+    assert losses(tmp_path / "whole") == losses(tmp_path / "run")
+
+
+def test_the_manifest_keeps_what_was_run_first_and_how_it_was_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
+    stop_and_go_on(recipe, run, 3, monkeypatch)
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert [session["from_step"] for session in manifest["continued"]] == [3]
+    assert {"command", "commit", "hardware", "torch", "processes"} <= manifest["continued"][0].keys() & manifest.keys()
+    before = (run / "manifest.json").read_bytes()
+    monkeypatch.setattr("sys.argv", ["tailprop", "again"])
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run), "--run.resume"]) == 0
+    assert (run / "manifest.json").read_bytes() == before  # it was finished
+
+
+def test_an_epoch_that_was_logged_but_not_saved_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["train", str(write_recipe(tmp_path / "small.yaml")), "--run.out", str(tmp_path / "run")]
+    save = Trainer._save
+
+    def die_after_the_epoch(self: Trainer, is_best: bool = False) -> None:
+        if self.at.history and self.at.pending is None:
+            raise SystemExit(9)
+        save(self, is_best)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_save", die_after_the_epoch)
+        with pytest.raises(SystemExit):
+            tailprop_cli.main(command)
+    assert last_row(tmp_path / "run")["kind"] == "epoch"
+    assert tailprop_cli.main([*command, "--run.resume"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1, 2]
+
+
+def test_a_process_that_sees_another_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build(ClassifyConfig, settings(run={"out": str(tmp_path)}))
+    world = World(0, 1, torch.device("cpu"))
+    monkeypatch.setattr("tailprop.engine.trainer.gather", lambda value: [value, 40] if isinstance(value, int) else [value])
+    trainer = Trainer(Classification(config, world), config.optim, config.run, {"data": {}, "run": {}}, world)
+    with pytest.raises(ValueError, match="a folder all nodes share"):
+        trainer.run()
+
+
+def test_a_checkpoint_without_its_settings_goes_on_with_the_same_ones_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert tailprop_cli.main(command) == 0
+    (tmp_path / "run" / "config.yaml").unlink()
+    assert_refused([*command, "--run.resume", "--optim.lr", "1"], "was trained with other settings", capsys)
+    assert tailprop_cli.main([*command, "--run.resume"]) == 0
+    divided = ["--optim.batch", "50", "--optim.accumulate", "2", "--data.workers", "1"]
+    assert tailprop_cli.main([*command, *divided, "--run.resume"]) == 0
+    assert "run" in read_settings(tmp_path / "run" / "model.safetensors")  # of config.yaml: it is still theirs
+    payload = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    torch.save(payload | {"format": 1}, tmp_path / "run" / "last.pt")
+    assert_refused([*command, "--run.resume"], "not a checkpoint of this version of the program", capsys)
+
+
+def test_what_is_left_of_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert tailprop_cli.main(command) == 0
+    for name in ("config.yaml", "last.pt", "best.pt"):
+        (tmp_path / "run" / name).unlink()
+    capsys.readouterr()
+    assert tailprop_cli.main(command) == 2
+    assert "holds a run" in capsys.readouterr().err
+    holiday, old = tmp_path / "run" / "holiday.png", tmp_path / "run" / "operator.png"
+    holiday.write_bytes(b"")
+    old.write_bytes(b"")
+    assert tailprop_cli.main([*command, "--run.overwrite"]) == 0
+    assert holiday.exists()
+    assert not old.exists()
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["processes"] == 1

@@ -1,0 +1,212 @@
+"""`tailprop predict`: the same answer in every form, and what is asked of it."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import tyro
+from rich.console import Console
+
+import tailprop_cli
+from tailprop.data.images import list_pictures
+from tailprop.engine.checkpoint import save_weights
+from tailprop.tasks.classify import predict
+from tailprop.tasks.classify.predict import Guess, Predict, Prediction
+from tests.helpers.predicting import CLASSES, answer, chances, expected, make_run, make_weights, noise, options, save
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+# ---- the answer
+
+
+@pytest.mark.parametrize("batch", [1, 3, 32])
+def test_probabilities_are_the_models(checkpoint: str, tmp_path: Path, batch: int) -> None:
+    pictures = [noise(seed, height=30 + 7 * seed, width=90 - 11 * seed) for seed in range(5)]
+    paths = [save(picture, tmp_path / f"{i}.png") for i, picture in enumerate(pictures)]
+    rows = answer(checkpoint, *paths, top=99, batch=batch)
+    assert [row["picture"] for row in rows] == list(map(str, paths))
+    wanted = expected(checkpoint, *pictures)
+    assert (wanted[0] - wanted[1]).abs().max() > 0.01  # or the comparison would prove nothing
+    torch.testing.assert_close(torch.tensor([chances(row) for row in rows]), wanted, atol=1e-6, rtol=1e-5)
+    for row in rows:
+        probabilities = [guess["probability"] for guess in row["predictions"]]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert sum(probabilities) == pytest.approx(1)
+        assert [guess["name"] for guess in row["predictions"]] == [CLASSES[guess["index"]] for guess in row["predictions"]]
+
+
+def test_weights_without_their_run(checkpoint: str, tmp_path: Path) -> None:
+    make_weights(tmp_path / "model.safetensors")
+    path = save(noise(), tmp_path / "a.png")
+    assert answer(str(tmp_path / "model.safetensors"), path) == answer(checkpoint, path)
+
+
+def test_precision_and_size_reach_the_model(checkpoint: str, tmp_path: Path) -> None:
+    path = save(noise(), tmp_path / "a.png")
+    full, half, large = (
+        chances(answer(checkpoint, path, top=7, **settings)[0]) for settings in ({}, {"precision": "bf16"}, {"size_px": 64})
+    )
+    assert full == pytest.approx(half, abs=0.1)
+    assert full != half
+    assert full != large
+
+
+@pytest.mark.parametrize(("top", "given"), [(1, 1), (3, 3), (99, 7)])
+def test_top_is_clipped_to_the_classes(checkpoint: str, tmp_path: Path, top: int, given: int) -> None:
+    assert len(answer(checkpoint, save(noise(), tmp_path / "a.png"), top=top)[0]["predictions"]) == given
+
+
+def test_table_csv_and_json_agree(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [save(noise(i), tmp_path / f"{i} [bold],.png") for i in range(2)]
+    rows = answer(checkpoint, *paths, top=7)
+    flat = [(r["picture"], rank, g) for r in rows for rank, g in enumerate(r["predictions"], start=1)]
+    predict.run(options(checkpoint, *paths, top=7, format="csv"))
+    read = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert list(read[0]) == ["picture", "rank", "class_index", "class_name", "probability"]
+    assert [(r["picture"], int(r["rank"]), int(r["class_index"]), r["class_name"], float(r["probability"])) for r in read] == [
+        (picture, rank, g["index"], g["name"], g["probability"]) for picture, rank, g in flat
+    ]
+    predict.run(options(checkpoint, *paths, top=7))
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d\d +│$", line)]
+    assert [[cell.strip() for cell in line.strip("│").split("│")] for line in lines] == [
+        [picture if rank == 1 else "", g["name"], f"{100 * g['probability']:.2f}"] for picture, rank, g in flat
+    ]
+    predict.run(options(checkpoint, *paths, top=7, format="json"))
+    assert json.loads(capsys.readouterr().out) == rows
+
+
+def test_best_is_bold_and_a_narrow_terminal_loses_nothing() -> None:
+    prediction = Prediction("folder/" + "x" * 60 + ".png", (Guess(0, "tench", 0.75), Guess(1, "y" * 40, 0.25)))
+    console = Console(width=40, force_terminal=True, color_system="standard", legacy_windows=False)
+    text = predict._render([prediction], "table", console)
+    best, second = (next(line for line in text.splitlines() if figure in line) for figure in ("75.00", "25.00"))
+    assert re.search(r"\x1b\[1m *tench", best)
+    assert "\x1b[1m" not in second
+    assert (text.count("x"), text.count("y")) == (60, 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "start"),
+    [
+        ("a.csv", None, "picture,"),
+        ("a.JSON", None, "["),
+        ("a.txt", None, "┏"),
+        ("a.csv", "json", "["),
+        ("a", "csv", "picture,"),
+    ],
+)
+def test_form_follows_the_suffix_unless_given(checkpoint: str, tmp_path: Path, name: str, chosen: Any, start: str) -> None:
+    out = tmp_path / "new" / "folder" / name
+    predict.run(options(checkpoint, save(noise(), tmp_path / "a.png"), out=out, format=chosen))
+    assert out.read_text().startswith(start)
+    assert list(out.parent.iterdir()) == [out]  # nothing half written stays
+
+
+def test_standard_output_holds_the_answer_alone(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [save(noise(i), tmp_path / f"{i}.png") for i in range(3)]
+    predict.run(options(checkpoint, *paths, batch=1, format="json"))
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)) == 3
+    assert captured.err == ""  # no bar where nobody watches
+
+
+@pytest.mark.parametrize(("batch", "shown"), [(1, True), (3, False)])
+def test_a_terminal_gets_a_bar_for_more_than_one_batch(
+    checkpoint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    batch: int,
+    shown: bool,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    paths = [save(noise(i), tmp_path / f"{i}.png") for i in range(3)]
+    predict.run(options(checkpoint, *paths, batch=batch, format="json"))
+    captured = capsys.readouterr()
+    assert ("classifying" in captured.err) == shown
+    assert len(json.loads(captured.out)) == 3
+
+
+def test_command_line_takes_many_pictures() -> None:
+    parsed = tyro.cli(Predict, args=["run", "a.png", "photos/*.jpg", "--top", "2", "--on-broken", "stop"])
+    assert parsed == Predict("run", ("a.png", "photos/*.jpg"), top=2, on_broken="stop")
+
+
+# ---- which pictures
+
+
+def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("z.png", "f/b.JPG", "f/a.png", "f/sub/c.tiff", "f/notes.txt", "f/.hidden.png", "f/.cache/d.png", "odd[1].png"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    listed = [str(path) for path in list_pictures(["z.png", "f", "./f/a.png", "f/*", str(tmp_path / "z.png"), "odd[1].png"])]
+    assert listed == ["z.png", "f/a.png", "f/b.JPG", "f/sub/c.tiff", "odd[1].png"]
+    assert list_pictures(["**/*.tiff", "f/?.png"]) == [Path("f/sub/c.tiff"), Path("f/a.png")]
+    assert list_pictures([f"{tmp_path}/*.png"]) == [tmp_path / "odd[1].png", tmp_path / "z.png"]
+    assert list_pictures(["f/notes.txt"]) == [Path("f/notes.txt")]  # named outright
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert list_pictures(["~/z*"]) == [tmp_path / "z.png"]
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ([], "no pictures given"),
+        (["nowhere.png"], "no picture or folder at nowhere.png"),
+        (["empty"], "no pictures in the folder empty; looked for"),
+        (["nothing/*.jpg"], "no picture matches 'nothing/*.jpg'"),
+        (["words/*"], "no picture matches 'words/*'"),
+        (["empty/**"], "no picture matches 'empty/**'"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("words").mkdir()
+    Path("words/a.txt").touch()
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        predict.run(options(checkpoint, *named))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"top": 0}, "top must be at least 1, got 0"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"size_px": 16}, "size_px must be at least 32"),
+        ({"out": Path("a.png")}, "--out a.png is named like a picture"),
+        ({"out": Path()}, "--out . is a folder"),
+    ],
+)
+def test_settings_that_cannot_work(checkpoint: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        predict.run(options(checkpoint, "a.png", **settings))
+
+
+def test_weights_with_notes_of_somebody_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no run's settings is no settings: the architecture is known all the same."""
+    save(noise(), tmp_path / "a.png")
+    model = timm.create_model("tailprop_pico", num_classes=len(CLASSES))
+    for text in ("[]", "{}", "not json", '{"model": {"name": "tailprop_pico"}, "data": 3}'):
+        notes = dict(architecture="tailprop_pico", classes="\n".join(CLASSES), settings=text)
+        save_weights(tmp_path / "w.safetensors", model, notes)
+        assert tailprop_cli.main(["predict", str(tmp_path / "w.safetensors"), str(tmp_path / "a.png"), "--format", "csv"]) == 0
+        out = capsys.readouterr().out
+        assert any(name in out for name in CLASSES)
+    save_weights(tmp_path / "w.safetensors", model, {})
+    assert tailprop_cli.main(["eval", str(tmp_path / "w.safetensors"), "--model", "nonsense", "--data.source", "digits"]) == 2
+    assert capsys.readouterr().err == "tailprop: timm has no model 'nonsense'; `tailprop models` lists ours\n"

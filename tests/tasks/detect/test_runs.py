@@ -1,0 +1,347 @@
+"""Detectors from training to prediction, on generated scenes."""
+
+import contextlib
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from pycocotools.coco import COCO
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import tailprop_cli
+from tailprop.data.shapes.render import SceneConfig
+from tailprop.data.shapes.write import write_coco
+from tailprop.tasks.detect import evaluate as eval_detect
+from tailprop.tasks.detect.load import load_detector
+from tailprop.tasks.detect.metrics import METRICS, score_results
+from tailprop.tasks.detect.predict import _ask_for, find_objects
+from tests.helpers.detecting import validation_set, write_recipe
+from tests.helpers.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_go_on
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scenes")
+    write_coco(root, SceneConfig(size_px=64, crowd=0.3), 8, 6)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    recipe = write_recipe(folder / "small.yaml", scenes)
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def test_training_leaves_a_whole_run_folder(run: Path, scenes: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "pictures.jpg", "coco_results.json"} <= names
+    row, part = last_row(run), validation_set(scenes)
+    assert set(METRICS) <= row.keys()
+    results = json.loads((run / "coco_results.json").read_text())
+    assert len({entry["image_id"] for entry in results}) > 1
+    assert score_results(part.ground_truth(), results)["box_ap"] == pytest.approx(row["box_ap"])
+
+
+def test_a_stopped_run_ends_with_the_same_weights(
+    run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", scenes)
+    stop_and_go_on(recipe, tmp_path / "again", 3, monkeypatch)
+    assert_same_run(run, tmp_path / "again")
+
+
+def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", scenes, optim={"epochs": 1, "batch": 1})
+    done = fork(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2)
+    assert done.returncode == 0, done.stderr
+    args = ["eval", str(tmp_path / "run"), "--out", str(tmp_path / "1.json"), "--results", str(tmp_path / "r.json")]
+    assert tailprop_cli.main(args) == 0  # alone
+    alone, together = json.loads((tmp_path / "1.json").read_text()), last_row(tmp_path / "run")
+    assert {name: alone[name] for name in METRICS} == pytest.approx({name: together[name] for name in METRICS})
+    ours, theirs = ((tmp_path / "r.json").read_text(), (tmp_path / "run" / "coco_results.json").read_text())
+    assert json.loads(ours) == json.loads(theirs)
+
+
+def test_eval_matches_categories_by_name(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(scenes, other)
+    path = other / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    for entry in content["categories"]:
+        entry["id"] *= 10
+    for entry in content["annotations"]:
+        entry["category_id"] *= 10
+    path.write_text(json.dumps(content))
+    for root, name in ((scenes, "a"), (other, "b")):
+        assert tailprop_cli.main(["eval", str(run), "--data.root", str(root), "--out", str(tmp_path / f"{name}.json")]) == 0
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+    content["categories"][0]["name"] = "unicorn"
+    path.write_text(json.dumps(content))
+    assert tailprop_cli.main(["eval", str(run), "--data.root", str(other)]) == 2
+    assert "categories that the detector does not know: unicorn" in capsys.readouterr().err
+
+
+def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    picture = next((scenes / "val2017").iterdir())
+    args = ["predict", str(run), str(picture), str(tmp_path / "broken.jpg"), "--score", "0", "--out", str(tmp_path / "out")]
+    assert tailprop_cli.main(args) == 0
+    assert "skipped" in capsys.readouterr().err
+    with Image.open(tmp_path / "out" / f"{picture.stem}.jpg") as drawn:
+        assert drawn.size == (384, 384)  # six times as large: names would hide what they name
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO(str(tmp_path / "out" / "detections.json"))  # a whole file, which COCO's own reader takes
+    annotations = coco.loadAnns(coco.getAnnIds())
+    assert annotations
+    assert all(coco.annToMask(a).shape == (64, 64) for a in annotations)
+    assert [a["area"] for a in annotations] == [coco.annToMask(a).sum() for a in annotations]
+    assert tailprop_cli.main([*args, "--on-broken", "stop"]) == 2
+
+
+def test_damaged_weights_are_refused_not_taken_to_find_nothing(
+    run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = next((scenes / "val2017").iterdir())
+    for layer in ("roi_heads.box_predictor.cls_score.weight", "backbone.norms.0.weight"):
+        with safe_open(run / "model.safetensors", "pt") as file:
+            notes = file.metadata()
+        weights = load_file(run / "model.safetensors")
+        weights[layer] = torch.full_like(weights[layer], torch.nan)
+        save_file(weights, tmp_path / "damaged.safetensors", notes)
+        for args in (["predict", str(picture), "--out", str(tmp_path / "out")], ["eval", "--data.root", str(scenes)]):
+            assert_refused([args[0], str(tmp_path / "damaged.safetensors"), *args[1:]], "answer is not finite", capsys)
+
+
+def test_scores_below_the_runs_own_are_given_when_asked_for(run: Path, scenes: Path) -> None:
+    detector, picture = load_detector(str(run)), Image.open(next((scenes / "val2017").iterdir()))
+    detector.model.roi_heads.score_thresh = 0.9
+    counts = []
+    for score in (0.9, 0.0):
+        _ask_for(detector, score)
+        counts.append(len(find_objects(detector, picture, 1, torch.device("cpu"))))
+    assert counts[1] > counts[0]
+
+
+def test_eval_makes_no_scenes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["data"] |= {"source": "scenes", "root": str(tmp_path / "nowhere")}
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    assert_refused(["eval", str(other)], "name the folder it is in with --data.root", capsys)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_validation_may_lack_categories_or_be_missing(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(scenes, other)
+    path = other / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    gone = content["categories"].pop()["id"]
+    content["annotations"] = [a for a in content["annotations"] if a["category_id"] != gone]
+    path.write_text(json.dumps(content))
+    recipe = write_recipe(tmp_path / "small.yaml", other, optim={"epochs": 1})
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
+    assert len(load_detector(str(tmp_path / "run")).categories) == len(content["categories"]) + 1
+    content["categories"][0]["name"] = "unicorn"
+    path.write_text(json.dumps(content))
+    args = ["train", str(recipe), "--run.out", str(tmp_path / "heart")]
+    assert_refused(args, "has categories that instances_train2017.json has not, for example 'unicorn' with id 1", capsys)
+    path.unlink()
+    assert tailprop_cli.main([*args, "--data.validate-on-train", "--data.limit", "2"]) == 0
+    assert {e["image_id"] for e in json.loads((tmp_path / "heart" / "coco_results.json").read_text())} == {1, 2}
+
+
+def test_long_thin_pictures_are_looked_at(run: Path, tmp_path: Path) -> None:
+    for width, height in ((200, 1), (400, 2), (2, 900)):
+        Image.new("RGB", (width, height), "gray").save(tmp_path / f"{width}.png")
+    args = ["predict", str(run), *(str(tmp_path / f"{width}.png") for width in (200, 400, 2)), "--score", "0"]
+    assert tailprop_cli.main([*args, "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
+    assert len(list((tmp_path / "out").glob("*.jpg"))) == 3
+
+
+def test_brackets_in_names_are_no_markup(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = tmp_path / "odd.safetensors"
+    with safe_open(run / "model.safetensors", "pt") as file:
+        notes = file.metadata()
+    names = [f"[/b]{name}" for name in notes["classes"].split("\n")]
+    save_file(load_file(run / "model.safetensors"), weights, notes | {"classes": "\n".join(names)})
+    Image.new("RGB", (64, 64), "gray").save(tmp_path / "[b]a.png")
+    args = ["predict", str(weights), str(tmp_path / "[b]a.png"), "--score", "0", "--out", str(tmp_path / "[b]out")]
+    assert tailprop_cli.main(args) == 0
+    said = "".join(capsys.readouterr().out.split())
+    assert "[b]" in said
+    assert "[/b]" in said
+    assert said.endswith("[b]out")
+
+
+def test_only_what_is_wanted_gets_masks(run: Path, scenes: Path, tmp_path: Path) -> None:
+    def found_with(score: float) -> list[tuple[float, str]]:
+        args = ["predict", str(run), picture, "--score", str(score), "--out", str(tmp_path / "out"), "--overwrite"]
+        assert tailprop_cli.main(args) == 0
+        content = json.loads((tmp_path / "out" / "detections.json").read_text())
+        return [(a["score"], a["segmentation"]["counts"]) for a in content["annotations"]]
+
+    picture = str(next((scenes / "val2017").iterdir()))
+    everything = found_with(0.0)
+    middle = everything[len(everything) // 2][0]
+    assert found_with(middle) == [entry for entry in everything if entry[0] >= middle]  # that one too
+    detector = load_detector(str(run))
+    _ask_for(detector, 1.0)
+    with torch.no_grad():
+        (found,) = detector.model([torch.rand(3, 64, 64)])
+    assert len(found["masks"]) == 0
+
+
+def test_eval_of_some_categories_writes_only_those(run: Path, scenes: Path, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(scenes, root)
+    path = root / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    content["categories"] = content["categories"][:2]
+    content["annotations"] = [a for a in content["annotations"] if a["category_id"] <= 2]
+    path.write_text(json.dumps(content))
+    args = ["eval", str(run), "--data.root", str(root), "--results", str(tmp_path / "r.json")]
+    assert tailprop_cli.main(args) == 0
+    found = {entry["category_id"] for entry in json.loads((tmp_path / "r.json").read_text())}
+    assert found
+    assert found <= {1, 2}
+
+
+def test_eval_on_the_training_pictures_it_learned_from(scenes: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", scenes, optim={"epochs": 1}, data={"root": str(scenes), "limit": 3})
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
+    assert tailprop_cli.main(["eval", str(tmp_path / "run"), "--split", "train", "--out", str(tmp_path / "n.json")]) == 0
+    assert json.loads((tmp_path / "n.json").read_text())["count"] == 3
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_pictures(run: Path, scenes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    detections = [entry | {"score": 0.9} for entry in json.loads((out / "coco_results.json").read_text())]
+    (out / "coco_results.json").write_text(json.dumps(detections))  # sure enough to be drawn
+    empty = (run / "pictures.jpg").read_bytes()
+    recipe = write_recipe(tmp_path / "small.yaml", scenes)
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), "--run.resume"]) == 0
+    assert (out / "pictures.jpg").read_bytes() != empty
+
+
+def test_eval_stops_at_damage_before_it_looks(
+    run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(scenes, root)
+    next((root / "val2017").iterdir()).unlink()
+    monkeypatch.setattr(eval_detect, "detect_all", None)
+    assert tailprop_cli.main(["eval", str(run), "--data.root", str(root)]) == 2
+    assert "the picture is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["predict", "RUN", "P", "--short-px", "0"], "short_px must be at least 32, got 0"),
+        (["predict", "RUN", "P", "--short-px", "-5"], "short_px must be at least 32, got -5"),
+        (["predict", "RUN", "P", "--out", "FOLDER"], "detections.json exists; choose another --out"),
+        (["eval", "RUN", "--short-px", "3"], "short_px must be at least 32, got 3"),
+        (["eval", "RUN", "--long-px", "40"], "long_px must be at least 64, got 40"),
+        (["eval", "RUN", "--results", "FOLDER"], "is a folder; name a file"),
+        (["eval", "RUN", "--out", "FOLDER"], "is a folder; name a file"),
+        (["eval", "RUN", "--split", "train", "--data.val-json", "x.json"], "leave out --split train"),
+    ],
+)
+def test_mistakes_are_refused_before_the_work(
+    args: list[str], message: str, run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"RUN": run, "P": next((scenes / "val2017").iterdir()), "FOLDER": tmp_path}
+    (tmp_path / "detections.json").write_text("{}")  # of an earlier prediction
+    assert tailprop_cli.main([str(places.get(arg, arg)) for arg in args]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "model.safetensors", tmp_path / "mine.safetensors")
+    for name, where in (("run", run), ("mine", tmp_path / "mine.safetensors")):
+        args = ["predict", str(where), str(scenes / "val2017"), "--score", "0", "--out", str(tmp_path / name)]
+        assert tailprop_cli.main(args) == 0
+    assert (tmp_path / "mine" / "detections.json").read_text() == (tmp_path / "run" / "detections.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("polygon", "annotation 1: its polygon is broken"),
+        ("category", "annotation 1: its category 99 is unknown"),
+        ("missing", "the picture is missing"),
+        ("unreadable", "not a picture"),
+    ],
+)
+def test_damage_stops_a_run_or_is_left_out(
+    damage: str, message: str, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(scenes, root)
+    path = root / "annotations" / "instances_train2017.json"
+    content = json.loads(path.read_text())
+    if damage == "polygon":
+        content["annotations"][0]["segmentation"] = [[1, 2, 3]]
+    elif damage == "category":
+        content["annotations"][0]["category_id"] = 99
+    elif damage == "missing":
+        (root / "train2017" / content["images"][0]["file_name"]).unlink()
+    else:
+        (root / "train2017" / content["images"][0]["file_name"]).write_bytes(b"")
+    path.write_text(json.dumps(content))
+    recipe = write_recipe(tmp_path / "r.yaml", root, optim={"epochs": 1})
+    args = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert tailprop_cli.main(args) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "--data.on-broken skip" in error
+    assert tailprop_cli.main([*args, "--data.on-broken", "skip", "--run.overwrite"]) == 0
+    assert message in capsys.readouterr().err
+    assert last_row(tmp_path / "run")["broken"] == 1
+
+
+def test_pictures_without_objects(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(scenes, root)
+    path = root / "annotations" / "instances_train2017.json"
+    content = json.loads(path.read_text())
+    gone = {image["id"] for image in content["images"][:4]}
+    content["annotations"] = [a for a in content["annotations"] if a["image_id"] not in gone]
+    path.write_text(json.dumps(content))
+    recipe = write_recipe(tmp_path / "r.yaml", root, optim={"epochs": 1})
+    for more, steps, said in (([], 2, True), (["--data.keep-empty"], 4, False)):
+        out = tmp_path / str(steps)
+        assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), *more]) == 0
+        assert len(losses(out)) == steps
+        assert ("4 of 8 training pictures show no object" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["train", "coco_maskrcnn_tiny_1x"], "--data.root is missing"),
+        (["train", "coco_maskrcnn_tiny_1x", "--data.root", "nowhere"], "no annotation file nowhere/annotations"),
+        (["train", "shapes_maskrcnn", "--detector.anchor-px", "8", "16"], "detector.anchor_px needs 5 sides"),
+        (["train", "shapes_maskrcnn", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
+        (["train", "shapes_maskrcnn", "--data.long-px", "64"], "data.long_px must be at least 128"),
+        (["bench", "detect", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(args, message, capsys)

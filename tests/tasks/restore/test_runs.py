@@ -1,0 +1,255 @@
+"""Restoration from recipe to restored picture."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tailprop_cli
+from tailprop.data.raster import read_pixels
+from tailprop.engine.checkpoint import read_state_dict
+from tests.helpers.restoring import photograph, write_pictures, write_recipe
+from tests.helpers.runs import fork, losses
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, with its pictures and its recipe beside it."""
+    here = tmp_path_factory.mktemp("restore")
+    recipe = write_recipe(here / "r.yaml", write_pictures(here / "train"), write_pictures(here / "test", count=5, side=33))
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(here / "run")]) == 0
+    return here
+
+
+def test_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in (trained / "run/metrics.jsonl").read_text().splitlines()]
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    assert [set(row) >= {"psnr", "ssim"} for row in epochs] == [True, True]
+    assert 15 < epochs[-1]["psnr"] < 40
+    assert (trained / "run/learning.png").is_file()
+    assert (trained / "run/restored.png").is_file()
+    assert (
+        tailprop_cli.main(["eval", str(trained / "run"), "--out", str(trained / "s.json"), "--pictures", str(trained / "p")])
+        == 0
+    )
+    said = capsys.readouterr().out
+    scores = json.loads((trained / "s.json").read_text())
+    assert scores["mean"]["psnr"] == pytest.approx(max(row["psnr"] for row in epochs), abs=1e-4)
+    assert scores["mean"]["damaged_psnr"] == pytest.approx(24.61, abs=0.3)
+    assert "mean of 5" in said
+    assert len(list((trained / "p").glob("*.png"))) == 5
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(trained: Path, tmp_path: Path) -> None:
+    recipe = str(trained / "r.yaml")
+    assert (
+        tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a"), "--optim.epochs", "2", "--run.eval-every", "2"])
+        == 0
+    )
+    # stopped in the middle of the second epoch: the checkpoint of step 6 is what is left
+    full = losses(tmp_path / "a")
+    from tailprop.engine import trainer as engine
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    step = engine.Trainer._step
+
+    def limited(self: engine.Trainer, batches: list[object]) -> None:
+        if self.at.total == 7:
+            raise Stop
+        step(self, batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.Trainer, "_step", limited)
+        with pytest.raises(Stop):
+            tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "b"), "--run.eval-every", "2"])
+    assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "b"), "--run.eval-every", "2", "--run.resume"]) == 0
+    assert losses(tmp_path / "b") == full
+    a, b = (read_state_dict(tmp_path / name / "model.safetensors") for name in ("a", "b"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_two_processes_score_as_one(trained: Path) -> None:
+    for processes in (1, 2):
+        out = fork(["eval", str(trained / "run"), "--out", str(trained / f"{processes}.json")], processes)
+        assert out.returncode == 0, out.stderr
+    one, two = (json.loads((trained / f"{n}.json").read_text()) for n in (1, 2))
+    assert [row["name"] for row in two["pictures"]] == [f"{i}.png" for i in range(5)]
+    for name, value in one["mean"].items():
+        assert two["mean"][name] == pytest.approx(value, abs=1e-6)
+
+
+def test_eval_draws_each_picture_and_writes_over_none(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = write_pictures(tmp_path / "test", count=2, side=33)
+    write_pictures(pictures / "sub", count=1, side=33)
+    before = (pictures / "0.png").read_bytes()
+    command = ["eval", str(trained / "run"), "--data.test", str(pictures), "--threads", "1"]
+    assert tailprop_cli.main([*command, "--pictures", str(pictures)]) == 2
+    assert "would be written over" in capsys.readouterr().err
+    assert (pictures / "0.png").read_bytes() == before
+    out = tmp_path / "drawn"
+    args = [*command, "--pictures", str(out), "--out", str(tmp_path / "n.json"), "--tile-px", "16"]
+    assert tailprop_cli.main(args) == 0
+    assert "tiles of 16 px sharing 4, smaller pictures whole" in capsys.readouterr().out
+    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*.png")) == ["0.png", "1.png", "sub/0.png"]
+    assert [row["name"] for row in json.loads((tmp_path / "n.json").read_text())["pictures"]] == ["0.png", "1.png", "sub/0.png"]
+    assert tailprop_cli.main(args) == 2
+    assert "give --overwrite" in capsys.readouterr().err
+    assert tailprop_cli.main([*args, "--overwrite"]) == 0
+    assert tailprop_cli.main([*command, "--out", str(tmp_path)]) == 2
+    assert "is a folder; name a file" in capsys.readouterr().err
+    assert tailprop_cli.main([*command, "--threads", "-3"]) == 2
+    assert "threads must be at least 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["text", "small"])
+def test_test_pictures_that_cannot_be_measured(
+    damage: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They stop a training before it begins, and an evaluation before its first picture; or they are left out."""
+    pictures = write_pictures(tmp_path / "test", count=1, side=33)
+    if damage == "text":
+        (pictures / "x.png").write_text("no picture")
+    else:
+        Image.new("L", (40, 8)).save(pictures / "x.png")
+    reason = "x.png: not a picture" if damage == "text" else "x.png: SSIM needs at least 11x11 px, it has 40x8"
+    recipe = str(write_recipe(tmp_path / "r.yaml", trained / "train", pictures, optim={"epochs": 1}))
+    assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a")]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "a" / "last.pt").exists()
+    command = ["eval", str(trained / "run"), "--data.test", str(pictures), "--threads", "1"]
+    assert tailprop_cli.main(command) == 2
+    assert reason in capsys.readouterr().err
+    assert tailprop_cli.main([*command, "--data.on-broken", "skip"]) == 0
+    assert "mean of 1" in capsys.readouterr().out
+    (pictures / "0.png").unlink()
+    assert tailprop_cli.main([*command, "--data.on-broken", "skip"]) == 2
+    assert f"no picture could be restored; the first of 1 broken: {pictures}/{reason}" in capsys.readouterr().err
+
+
+def test_colour_from_training_to_prediction(tmp_path: Path) -> None:
+    pictures = [write_pictures(tmp_path / name, side=33, mode="RGB") for name in ("train", "test")]
+    recipe = write_recipe(tmp_path / "r.yaml", *pictures, model={"in_chans": 3}, optim={"epochs": 1})
+    run = tmp_path / "run"
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
+    assert tailprop_cli.main(["eval", str(run), "--out", str(tmp_path / "n.json"), "--threads", "1"]) == 0
+    assert json.loads((tmp_path / "n.json").read_text())["mean"]["damaged_psnr"] == pytest.approx(24.61, abs=0.3)
+    Image.fromarray(photograph(20)).save(tmp_path / "colour.png")
+    Image.fromarray(photograph(20)).convert("L").save(tmp_path / "gray.png")
+    args = [str(tmp_path / "colour.png"), str(tmp_path / "gray.png"), "--out", str(tmp_path / "out"), "--threads", "1"]
+    assert tailprop_cli.main(["predict", str(run), *args]) == 0
+    assert read_pixels(tmp_path / "out/colour.png").shape == (20, 20, 3)
+    assert read_pixels(tmp_path / "out/gray.png").shape == (20, 20, 1)
+
+
+def test_jpeg_with_psnr_b(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write_recipe(
+        tmp_path / "r.yaml", trained / "train", trained / "test", data={"damage": "jpeg", "quality": 20}, optim={"epochs": 1}
+    )
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
+    assert "PSNR-B" in capsys.readouterr().out
+    assert (
+        tailprop_cli.main(["eval", str(tmp_path / "run"), "--data.quality", "10", "--tile-px", "16", "--overlap-px", "8"]) == 0
+    )
+    assert "JPEG, quality 10" in capsys.readouterr().out
+
+
+def predict(trained: Path, *args: object) -> int:
+    return tailprop_cli.main(["predict", str(trained / "run"), *map(str, args), "--threads", "1"])
+
+
+def test_weights_without_their_run(trained: Path, tmp_path: Path) -> None:
+    shutil.copy(trained / "run" / "model.safetensors", tmp_path / "mine.safetensors")
+    for name, where in (("run", trained / "run"), ("mine", tmp_path / "mine.safetensors")):
+        args = ["predict", str(where), str(trained / "test"), "--out", str(tmp_path / name), "--threads", "1"]
+        assert tailprop_cli.main(args) == 0
+    restored = sorted((tmp_path / "run").iterdir())
+    assert len(restored) == 5
+    assert all(path.read_bytes() == (tmp_path / "mine" / path.name).read_bytes() for path in restored)
+
+
+def test_predict_keeps_bits_channels_and_transparency(trained: Path, tmp_path: Path) -> None:
+    pictures = tmp_path / "in"
+    pictures.mkdir()
+    photo = Image.fromarray(photograph(30))
+    alpha = Image.linear_gradient("L").resize(photo.size)
+    for mode in ("L", "RGB", "P", "LA", "RGBA"):
+        picture = photo.convert(mode)
+        if mode in ("LA", "RGBA"):
+            picture.putalpha(alpha)
+        picture.save(pictures / f"{mode}.png")
+    Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257 + 77).save(pictures / "deep.png")
+    photo.crop((0, 0, 1, 1)).save(pictures / "dot.png")
+    (pictures / "sub").mkdir()
+    photo.save(pictures / "sub/RGB.png")
+    assert predict(trained, pictures, "--out", tmp_path / "out") == 0
+    shapes = {p.relative_to(tmp_path / "out").as_posix(): read_pixels(p) for p in (tmp_path / "out").rglob("*.png")}
+    assert {name: (a.shape, a.dtype.name) for name, a in shapes.items()} == {
+        "L.png": ((30, 30, 1), "uint8"),
+        "RGB.png": ((30, 30, 3), "uint8"),
+        "P.png": ((30, 30, 3), "uint8"),
+        "LA.png": ((30, 30, 2), "uint8"),
+        "RGBA.png": ((30, 30, 4), "uint8"),
+        "deep.png": ((30, 30, 1), "uint16"),
+        "dot.png": ((1, 1, 3), "uint8"),
+        "sub/RGB.png": ((30, 30, 3), "uint8"),
+    }
+    np.testing.assert_array_equal(shapes["RGBA.png"][..., 3], np.asarray(alpha))
+    assert len(np.unique(shapes["deep.png"] % 257)) > 20  # not 8 bits in disguise
+    assert np.abs(shapes["RGB.png"].astype(int) - photograph(30)).mean() < 40
+
+
+def test_predict_in_tiles(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.fromarray(photograph(90)).save(tmp_path / "a.png")
+    options = ("--whole-px", 0, "--tile-px", 48, "--overlap-px", 16)
+    assert predict(trained, tmp_path / "a.png", "--out", tmp_path / "tiled", *options) == 0
+    assert "in tiles of 48 px" in capsys.readouterr().out
+    assert predict(trained, tmp_path / "a.png", "--out", tmp_path / "whole") == 0
+    assert "whole)" in capsys.readouterr().out
+    tiled, whole = (read_pixels(tmp_path / name / "a.png").astype(int) for name in ("tiled", "whole"))
+    assert np.abs(tiled - whole).max() <= 8
+
+
+def test_what_cannot_be_read_is_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.png").write_text("hello")
+    assert predict(trained, tmp_path / "text.png", "--out", tmp_path / "out") == 2
+    assert capsys.readouterr().err.splitlines() == [f"tailprop: {tmp_path}/text.png: not a picture"]
+    Image.fromarray(photograph(20)).save(tmp_path / "good.png")
+    assert predict(trained, tmp_path / "text.png", tmp_path / "good.png", "--out", tmp_path / "out") == 0
+    assert "skipped" in capsys.readouterr().err
+    assert predict(trained, tmp_path / "good.png", "--out", tmp_path) == 2
+    assert "would be written over" in capsys.readouterr().err
+    assert predict(trained, tmp_path / "good.png", "--overlap-px", 400) == 2
+    assert "may share at most half" in capsys.readouterr().err
+
+
+def test_a_broken_training_picture(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_pictures(tmp_path / "train")
+    (folder / "x.png").write_text("no picture")
+    recipe = str(write_recipe(tmp_path / "r.yaml", folder, trained / "test", optim={"epochs": 1}))
+    assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a")]) == 2
+    assert "not a picture; mend or remove it" in capsys.readouterr().err
+    assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "b"), "--data.on-broken", "skip"]) == 0
+    assert "left out" in capsys.readouterr().err
+
+
+def test_the_study_of_restorers(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailprop.studies import restorers
+
+    names = ("tailprop_ir_light", "identity_ir_light")
+    monkeypatch.setattr(restorers, "NETWORKS", names)
+    command = ["restorers", "--train", str(trained / "train"), "--test", str(trained / "test"), "--minutes", "0.0001"]
+    command += ["--recipe", str(trained / "r.yaml"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "a.csv")]
+    assert tailprop_cli.main([*command, "--only", names[0]]) == 0
+    assert tailprop_cli.main([*command, "--only", *names]) == 0  # the first is finished and stays
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines[0].startswith("network,recipe,minutes,parameters,steps")
+    assert {line.split(",")[0] for line in lines[1:]} == set(names)
+    assert (tmp_path / "a.png").is_file()
