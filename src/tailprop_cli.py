@@ -2,40 +2,33 @@
 
 import contextlib
 import difflib
+import json
 import os
 import select
 import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-# name: (module, dataclass of its options, what it does). The module's `run` takes the options.
+# name: (module, dataclass of its options, what it does). The module's `run` takes the options. A module whose options depend on
+# its first argument, a recipe or a checkpoint, has a function `parse` instead of the dataclass.
 COMMANDS = {
     "models": ("tailprop.commands.models", "Models", "list the models with parameters and multiply-adds"),
-    "train": ("tailprop.commands.train", "Train", "train a model by a recipe, on one machine or many"),
-    "eval": (
-        "tailprop.tasks.classify.evaluate",
-        "Eval",
-        "measure a checkpoint on any data: top-1, AP, mean IoU or PSNR, by its task",
+    "train": ("tailprop.commands.train", None, "train a model by a recipe, on one machine or many"),
+    "eval": ("tailprop.commands.eval", None, "measure a checkpoint on any data: top-1, AP, mean IoU or PSNR, by its task"),
+    "predict": (
+        "tailprop.commands.predict",
+        None,
+        "what a checkpoint makes of images: classes, boxes, labels, restored images",
     ),
     "robustness": ("tailprop.studies.robustness", "Robustness", "ImageNet-Sketch, ImageNet-A and common corruptions"),
-    "predict": ("tailprop.tasks.classify.predict", "Predict", "what a checkpoint makes of pictures: classes, boxes, labels"),
     "scenes": ("tailprop.commands.scenes", "Scenes", "write generated scenes of shapes as COCO, ADE20K or parquet"),
-    "bench": ("tailprop.studies.bench", "Bench", "measure speed beside ConvNeXt, Swin and vHeat"),
+    "bench": ("tailprop.studies.bench", None, "measure speed beside ConvNeXt, Swin and vHeat; bench TASK: whole networks"),
     "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the loader keeps up with training"),
     "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on embedded digits and draw the operator"),
-    "scales": ("tailprop.studies.scales", "ScaleStudy", "compare starting values of the propagation scales"),
+    "scales": ("tailprop.studies.scales", "ScaleStudy", "compare initial values of the propagation scales"),
     "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks in equal time"),
-}
-# (name, task): the same for checkpoints of other tasks than classification, and for a task named after `bench`.
-TASK_COMMANDS: dict[tuple[str, str], tuple[str, str]] = {
-    ("eval", "detect"): ("tailprop.tasks.detect.evaluate", "EvalDetect"),
-    ("predict", "detect"): ("tailprop.tasks.detect.predict", "PredictDetect"),
-    ("bench", "detect"): ("tailprop.tasks.detect.bench", "BenchDetect"),
-    ("eval", "segment"): ("tailprop.tasks.segment.evaluate", "EvalSegment"),
-    ("predict", "segment"): ("tailprop.tasks.segment.predict", "PredictSegment"),
-    ("bench", "segment"): ("tailprop.tasks.segment.bench", "BenchSegment"),
-    ("eval", "restore"): ("tailprop.tasks.restore.evaluate", "EvalRestore"),
-    ("bench", "restore"): ("tailprop.tasks.restore.bench", "BenchRestore"),
-    ("predict", "restore"): ("tailprop.tasks.restore.predict", "PredictRestore"),
 }
 
 
@@ -51,26 +44,30 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _guard(args: list[str]) -> int:
-    """Answer, or say in a line what a user can mend."""
+    """Run a command, or say in one line what a user can fix."""
     try:
         return _answer(args)
     except BrokenPipeError as error:
-        return 1 if _has_lost_its_reader() else _refuse(str(error))
-    except (ValueError, OSError) as error:  # what a user can mend; anything else is our fault and keeps its traceback
+        return 1 if _is_closed_pipe() else _refuse(str(error))
+    except (ValueError, OSError) as error:  # what a user can fix; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
+    except ModuleNotFoundError as error:
+        if (extra := _EXTRAS.get((error.name or "").partition(".")[0])) is None:
+            raise
+        return _refuse(f"{error.name} is not installed; pip install 'tailprop[{extra}]' adds it")
     except (RuntimeError, MemoryError) as error:
-        from tailprop.utils.errors import loader_died, memory_missing
+        from tailprop.utils.errors import dead_loader, missing_memory
 
-        if (how := loader_died(error)) is not None:
+        if (how := dead_loader(error)) is not None:
             return _refuse(
-                f"a loader process {how}; give it more memory (fewer --data.workers, --data.keep-gb 0, a larger /dev/shm), or "
+                f"a loader process {how}; give it more memory (fewer --data.workers, --data.cache-gb 0, a larger /dev/shm), or "
                 "find out whether a file of the data changed or became unreadable"
             )
-        if (missing := memory_missing(error)) is None:
+        if (missing := missing_memory(error)) is None:
             raise
         return _refuse(
-            f"not enough memory ({missing}); take a smaller batch (in training --optim.accumulate makes up for it), smaller "
-            "pictures, or --run.grad-checkpointing"
+            f"not enough memory ({missing}); take a smaller batch (in training --optim.grad-accum-steps makes up for it), smaller "
+            "images, or --run.grad-checkpointing"
         )
     except KeyboardInterrupt:
         return 130
@@ -88,22 +85,27 @@ def _answer(args: list[str]) -> int:
     return _run(name, rest)
 
 
+# package: extra that brings it, beside what `pip install tailprop` does
+_EXTRAS = {
+    **dict.fromkeys(("matplotlib", "rich", "skimage", "sklearn", "tensorboard", "tyro"), "train"),
+    **dict.fromkeys(("datasets", "pyarrow"), "hf"),
+    **dict.fromkeys(("faster_coco_eval", "pycocotools"), "detect"),
+    "segmentation_models_pytorch": "segment",
+    **dict.fromkeys(("imagecodecs", "tifffile"), "restore"),
+}
+
+
 def _run(name: str, args: list[str]) -> int:
-    from tailprop.engine.options import parse_options
+    if name == "train" and (not args or args[0] in ("-h", "--help")):
+        return _list_recipes() if args else _list_recipes() or 2
+    if name == "models" and not args:
+        return _list_models()
+    module_name, options_name, what = COMMANDS[name]
+    module = import_module(module_name)
     from tailprop.runtime.signals import Interrupted
 
-    module_name, options_name, what = COMMANDS[name]
-    command = f"tailprop {name}"
-    if (task := _task(name, args)) is not None:
-        module_name, options_name = TASK_COMMANDS[name, task]
-        if name == "bench":
-            command, args = f"{command} {task}", args[1:]
-    module = import_module(module_name)
     try:
-        if hasattr(module, "parse"):  # its options depend on its first argument
-            options = module.parse(args)
-        else:
-            options = parse_options(getattr(module, options_name), args, command, what)
+        options = module.parse(args) if options_name is None else _parse(module, options_name, args, name, what)
     except ValueError:
         if os.environ.get("RANK", "0") != "0":  # all of torchrun's processes are told the same, and one says what is wrong
             return 2
@@ -117,17 +119,49 @@ def _run(name: str, args: list[str]) -> int:
         return stop.exit_code
 
 
-def _task(name: str, args: list[str]) -> str | None:
-    """The task a command is about, if it has a module of its own for it."""
-    if name == "bench":
-        named = args[0] if args else ""
-    elif any(command == name for command, _ in TASK_COMMANDS):
-        from tailprop.engine.run_settings import task_of
+def _parse(module: Any, options_name: str, args: list[str], name: str, what: str) -> Any:
+    from tailprop.engine.options import parse_options
 
-        named = next((task for task in map(task_of, args) if task is not None), "")
-    else:
-        return None
-    return named if (name, named) in TASK_COMMANDS else None
+    return parse_options(getattr(module, options_name), args, f"tailprop {name}", what)
+
+
+def _package() -> Path:
+    """The folder of the package, without importing it: that would import PyTorch."""
+    spec = find_spec("tailprop")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _list_recipes() -> int:
+    folders = (Path("recipes"), _package().parents[1] / "recipes", _package() / "recipes")  # yours, a checkout's, the wheel's
+    names = sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.yaml")})
+    print("usage: tailprop train RECIPE [--section.setting value ...]\n\nRECIPE is a YAML file, a run folder or one of:")
+    print("\n".join(f"  {name}" for name in names))
+    print("\ntailprop train RECIPE --help lists every setting with its value.")
+    return 0
+
+
+def _list_models() -> int:
+    """Parameters and multiply-adds at 224 px as counted before; other sizes are counted anew."""
+    rows = json.loads((_package() / "backbone" / "costs.json").read_text())
+    header = ("model", "mixer", "depths", "dims", "parameters", "GMACs at 224x224")
+    cells = [header] + [
+        (
+            name,
+            row["mixer"],
+            " ".join(map(str, row["depths"])),
+            " ".join(map(str, row["dims"])),
+            f"{row['parameters'] / 1e6:.1f} M",
+            f"{row['macs'] / 1e9:.2f}",
+        )
+        for name, row in rows.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print("\ntailprop models --height 800 --width 1280 counts at another size")
+    return 0
 
 
 def _help() -> str:
@@ -137,7 +171,7 @@ def _help() -> str:
 
 
 def _write_out() -> int:
-    """Write out what was printed. A reader who has left, as `head` does, is no mistake."""
+    """Write out what was printed. A closed pipe, as `head` leaves, is no error."""
     try:
         if sys.stdout is not None:  # nor is there anything to write to after >&-
             sys.stdout.flush()
@@ -147,7 +181,7 @@ def _write_out() -> int:
     return 0
 
 
-def _has_lost_its_reader() -> bool:
+def _is_closed_pipe() -> bool:
     """Whether it is standard output that broke: what could not be written is still waiting, or nobody is at the other end."""
     try:
         sys.stdout.flush()
@@ -161,7 +195,7 @@ def _has_lost_its_reader() -> bool:
 
 
 def _refuse(message: str) -> int:
-    with contextlib.suppress(OSError):  # nobody listens any more
+    with contextlib.suppress(OSError):  # the pipe is closed
         print(f"tailprop: {message}", file=sys.stderr, flush=True)
     return 2
 

@@ -67,7 +67,7 @@ def test_compiled_training_step(mixer: str) -> None:
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-3, atol=1e-4)
 
 
-def test_eager_goes_on_after_capture() -> None:
+def test_eager_resumes_after_capture() -> None:
     """Nothing of a captured graph may stay behind in the caches."""
     model, x = tiny_net().eval(), torch.randn(1, 3, 40, 56)
     before = model(x)

@@ -1,10 +1,10 @@
-"""Reading pictures ahead, telling them from other files, and places for answers."""
+"""Reading images ahead, telling them from other files, and places for answers."""
 
 from pathlib import Path
 
 import pytest
 
-from tailprop.data.images import is_picture, read_ahead, refuse_what_is_there, unique_paths
+from tailprop.data.images import check_no_overwrite, is_image, prefetch, unique_paths
 from tailprop.utils.text import printable
 
 
@@ -17,7 +17,7 @@ def test_read_ahead_keeps_order_and_stays_one_batch_ahead() -> None:
 
     paths = [Path(str(i)) for i in range(7)]
     seen = []
-    for examples in read_ahead(paths, read, batch=2, threads=3):
+    for examples in prefetch(paths, read, batch=2, threads=3):
         seen.append([name for path, name in examples if path.name == name])
         assert len(started) <= 2 * len(seen) + 2
     assert seen == [["0", "1"], ["2", "3"], ["4", "5"], ["6"]]
@@ -28,31 +28,31 @@ def test_read_ahead_hands_on_errors() -> None:
         raise RuntimeError(path.name)
 
     with pytest.raises(RuntimeError, match="a"):
-        list(read_ahead([Path("a"), Path("b")], read, batch=1))
+        list(prefetch([Path("a"), Path("b")], read, batch=1))
 
 
 def test_small_helpers() -> None:
-    assert is_picture(Path("A.JPeG"))
-    assert not is_picture(Path("jpg"))
+    assert is_image(Path("A.JPeG"))
+    assert not is_image(Path("jpg"))
     assert printable("Screenshot 1\u202fPM é.png") == "Screenshot 1\u202fPM é.png"
     assert printable("a\nb\x1b\udce9") == r"a\nb\x1b\udce9"
 
 
-def test_answers_take_the_place_of_no_picture(tmp_path: Path) -> None:
+def test_answers_take_the_place_of_no_image(tmp_path: Path) -> None:
     photo = tmp_path / "photo.jpg"
     photo.write_bytes(b"")
     other = tmp_path / "other.jpg"
     other.write_bytes(b"")
-    refuse_what_is_there([photo], [tmp_path / "drawn" / "photo.jpg"], overwrite=False)
+    check_no_overwrite([photo], [tmp_path / "drawn" / "photo.jpg"], overwrite=False)
     for overwrite in (False, True):
         with pytest.raises(ValueError, match="would be written over"):
-            refuse_what_is_there([photo], [tmp_path / "drawn" / ".." / "photo.jpg"], overwrite)
+            check_no_overwrite([photo], [tmp_path / "drawn" / ".." / "photo.jpg"], overwrite)
     with pytest.raises(ValueError, match=r"other\.jpg exists; .* --overwrite"):
-        refuse_what_is_there([photo], [other], overwrite=False)
-    refuse_what_is_there([photo], [other], overwrite=True)
+        check_no_overwrite([photo], [other], overwrite=False)
+    check_no_overwrite([photo], [other], overwrite=True)
 
 
 def test_answers_have_places_of_their_own() -> None:
-    pictures = [Path(name) for name in ("a.jpg", "a.png", "a.png.jpg", "a_2.jpg", "sub/a.jpg")]
-    answers = unique_paths(pictures)
+    images = [Path(name) for name in ("a.jpg", "a.png", "a.png.jpg", "a_2.jpg", "sub/a.jpg")]
+    answers = unique_paths(images)
     assert [str(path) for path in answers] == ["a", "a_2", "a.png", "a_2_2", "sub/a"]

@@ -11,12 +11,19 @@ from PIL import Image, ImageEnhance
 from timm.data import create_transform
 from torchvision.transforms import Compose
 
-from tailprop.data.broken import Broken, Damage
-from tailprop.data.samplers import EvalOrder, Key, TrainOrder
+from tailprop.data.broken import Broken, BrokenFiles
+from tailprop.data.samplers import EvalSampler, SampleKey, TrainSampler
 from tailprop.runtime.distributed import World
-from tailprop.runtime.rng import mix, seeded
-from tailprop.tasks.classify.augment import AugmentConfig, Finish, RandomCut, eval_transform, jitter_colours, train_transforms
-from tailprop.tasks.classify.data import Batch, DataConfig, Pictures
+from tailprop.runtime.rng import mix_seeds, seeded
+from tailprop.tasks.classify.augment import (
+    AugmentConfig,
+    BatchAugment,
+    RandomResizedCrop,
+    eval_transform,
+    jitter_colors,
+    train_transforms,
+)
+from tailprop.tasks.classify.data import Batch, DataConfig, ImageDataset
 from tailprop.tasks.classify.metrics import evaluate_classifier
 from tailprop.tasks.classify.sources import Digits
 
@@ -25,13 +32,13 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(("count", "size"), [(10, 1), (11, 2), (7, 3), (2, 4)])
 def test_every_example_is_evaluated_once(count: int, size: int) -> None:
-    seen = [key.index for rank in range(size) for batch in EvalOrder(count, 3, World(rank, size, CPU)) for key in batch]
+    seen = [key.index for rank in range(size) for batch in EvalSampler(count, 3, World(rank, size, CPU)) for key in batch]
     assert sorted(seen) == list(range(count))
 
 
 def test_training_order() -> None:
     def indices(epoch: int, rank: int, size: int, batch: int, start: int = 0) -> list[list[int]]:
-        order = TrainOrder(20, batch, seed=1, world=World(rank, size, CPU))
+        order = TrainSampler(20, batch, seed=1, world=World(rank, size, CPU))
         order.begin(epoch, start)
         return [[key.index for key in keys] for keys in order]
 
@@ -47,8 +54,8 @@ def test_training_order() -> None:
 def test_epochs_of_a_given_length(size: int) -> None:
     """Seven examples in batches of four: whatever the epochs, every seven places hold every example once."""
 
-    def keys(epoch: int, start: int = 0) -> list[Key]:
-        orders = [TrainOrder(7, 4 // size, 1, World(rank, size, CPU), epochs=3, epoch_steps=5) for rank in range(size)]
+    def keys(epoch: int, start: int = 0) -> list[SampleKey]:
+        orders = [TrainSampler(7, 4 // size, 1, World(rank, size, CPU), epochs=3, epoch_steps=5) for rank in range(size)]
         for order in orders:
             order.begin(epoch, start)
         return [key for parts in zip(*orders, strict=True) for part in parts for key in part]
@@ -62,11 +69,11 @@ def test_epochs_of_a_given_length(size: int) -> None:
 
 
 def test_mixed_seeds_are_apart() -> None:
-    seeds = {mix(a, b, c) for a in range(3) for b in range(30) for c in range(300)}
+    seeds = {mix_seeds(a, b, c) for a in range(3) for b in range(30) for c in range(300)}
     assert len(seeds) >= 27_000 - 2  # 2**32 seeds: 0.1 collisions expected
-    assert mix(0, 1) != mix(1, 0)
-    assert mix(1) != mix(1, 0)
-    bits = np.unpackbits(np.array([mix(0, i) for i in range(4000)], dtype=np.uint32).view(np.uint8)).reshape(4000, 32)
+    assert mix_seeds(0, 1) != mix_seeds(1, 0)
+    assert mix_seeds(1) != mix_seeds(1, 0)
+    bits = np.unpackbits(np.array([mix_seeds(0, i) for i in range(4000)], dtype=np.uint32).view(np.uint8)).reshape(4000, 32)
     assert np.abs(bits.mean(0) - 0.5).max() < 0.04  # five standard deviations
 
 
@@ -103,14 +110,14 @@ def test_batch_augmentation_is_pillows_and_a_function_of_the_seed() -> None:
     pixels = rng.integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
     factors = torch.tensor([[0.7, 1.3, 1.0], [1.2, 0.6, 1.0], [0.5, 1.4, 1.0]])
-    ours = jitter_colours(images.float(), factors[..., None, None, None])
+    ours = jitter_colors(images.float(), factors[..., None, None, None])
     for image, result, (brightness, contrast, saturation) in zip(pixels, ours, factors.T.tolist(), strict=True):
         expected = ImageEnhance.Brightness(Image.fromarray(image)).enhance(brightness)
         expected = ImageEnhance.Color(ImageEnhance.Contrast(expected).enhance(contrast)).enhance(saturation)
         difference = result.permute(1, 2, 0).numpy() - np.asarray(expected, dtype=np.float32)
         assert np.abs(difference).max() < 4  # Pillow rounds after each of the three
 
-    finish = Finish(AugmentConfig(auto_augment=None, erase=0.5), 3, CPU)
+    finish = BatchAugment(AugmentConfig(auto_augment=None, erase=0.5), 3, CPU)
     whole = finish(images, [5, 6, 7])
     torch.testing.assert_close(torch.cat([finish(images[i : i + 1], [5 + i]) for i in range(3)]), whole)
     assert not torch.equal(finish(images, [8, 9, 10]), whole)
@@ -131,22 +138,22 @@ class Counted(Digits):
 
 
 @pytest.mark.parametrize(("keep_gb", "again"), [(1.0, 1), (0.0, 12), (2e-5, 12)])
-def test_pictures_are_decoded_once_if_all_of_them_fit(keep_gb: float, again: int) -> None:
+def test_images_are_decoded_once_if_all_of_them_fit(keep_gb: float, again: int) -> None:
     config = AugmentConfig(auto_augment=None)
-    source, plain = Counted(), Pictures(Counted(), train_transforms(DataConfig(size_px=32), config), "RGB")
-    kept = Pictures(source, plain.transforms, "RGB", keep_gb=keep_gb)
-    for seed in (1, 2):  # another crop of the same picture
+    source, plain = Counted(), ImageDataset(Counted(), train_transforms(DataConfig(size_px=32), config), "RGB")
+    kept = ImageDataset(source, plain.transforms, "RGB", keep_gb=keep_gb)
+    for seed in (1, 2):  # another crop of the same image
         for index in range(12):
-            for ours, theirs in zip(kept[Key(index, seed)], plain[Key(index, seed)], strict=True):
+            for ours, theirs in zip(kept[SampleKey(index, seed)], plain[SampleKey(index, seed)], strict=True):
                 assert ours == theirs if isinstance(ours, Broken) else torch.equal(ours[0], theirs[0])
     assert source.reads == 12 + again  # what is broken is tried each time
 
 
 def test_a_set_that_will_not_fit_is_given_up_early() -> None:
-    kept = Pictures(Digits("validation"), [lambda picture: picture.size], "RGB", keep_gb=2e-3)  # 3 MB are needed
+    kept = ImageDataset(Digits("validation"), [lambda image: image.size], "RGB", keep_gb=2e-3)  # 3 MB are needed
     sizes = []
     for index in range(50):
-        kept[Key(index, 0)]
+        kept[SampleKey(index, 0)]
         sizes.append(len(kept.kept))
     assert max(sizes) == 31
     assert sizes[-1] == 0
@@ -156,15 +163,15 @@ def test_a_set_that_will_not_fit_is_given_up_early() -> None:
 @pytest.mark.parametrize("flip", [0.0, 1.0])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
 def test_the_short_way_to_a_crop_is_timms(mode: str, flip: float, interpolation: str) -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 70, 4), dtype=np.uint8)).convert(mode)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 70, 4), dtype=np.uint8)).convert(mode)
     how = dict(scale=(0.2, 0.9), ratio=(0.5, 1.5), interpolation=interpolation)
     theirs = create_transform(32, is_training=True, hflip=flip, color_jitter=None, normalize=False, **how)
-    ours = RandomCut(32, flip=flip, **how)
+    ours = RandomResizedCrop(32, flip=flip, **how)
     results = []
     for seed in range(20):
         for transform in (ours, theirs):
             with seeded(seed):
-                results.append(transform(picture))
+                results.append(transform(image))
         assert torch.equal(*results[-2:])
         assert results[-2].is_contiguous()
     assert len({tuple(result.flatten().tolist()) for result in results}) == 20
@@ -173,7 +180,7 @@ def test_the_short_way_to_a_crop_is_timms(mode: str, flip: float, interpolation:
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "rand-m5-n1", "original", "augmix-m5", "3a"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "random"])
 def test_a_policy_follows_the_crop_as_in_timm(policy: str, interpolation: str) -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)).resize((70, 45))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)).resize((70, 45))
     how = dict(scale=(0.2, 0.9), ratio=(0.5, 1.5), interpolation=interpolation)
     theirs = create_transform(32, is_training=True, hflip=0.0, color_jitter=None, auto_augment=policy, normalize=False, **how)
     crop, augmented, to_tensor = theirs.transforms
@@ -181,9 +188,9 @@ def test_a_policy_follows_the_crop_as_in_timm(policy: str, interpolation: str) -
     changed = 0
     for seed in range(40):
         with seeded(seed):
-            result = ours(picture)
+            result = ours(image)
         with seeded(seed):
-            cut = crop(picture)
+            cut = crop(image)
             random.random()  # for a mirror image, which in timm's steps another generator decides
             assert torch.equal(result, to_tensor(augmented(cut)))
         changed += not torch.equal(result, to_tensor(cut))
@@ -191,7 +198,7 @@ def test_a_policy_follows_the_crop_as_in_timm(policy: str, interpolation: str) -
 
 
 def test_noise_for_a_gpu_is_the_same() -> None:
-    finish, seeds = Finish(AugmentConfig(auto_augment=None, erase=0.5), 3, CPU), [mix(0, 0, i) for i in range(20)]
+    finish, seeds = BatchAugment(AugmentConfig(auto_augment=None, erase=0.5), 3, CPU), [mix_seeds(0, 0, i) for i in range(20)]
     images = torch.randn(20, 3, 32, 32)
     here, there = images.clone(), finish._erase_elsewhere(images, range(0, 20, 3), seeds)
     finish._erase(here[::3], seeds[::3])
@@ -201,9 +208,9 @@ def test_noise_for_a_gpu_is_the_same() -> None:
 
 def test_crop_colour_and_erasing_are_independent() -> None:
     config = AugmentConfig(auto_augment=None, erase=0.5)
-    finish = Finish(config, 3, CPU)
+    finish = BatchAugment(config, 3, CPU)
     (transform,) = train_transforms(DataConfig(size_px=32), config)
-    areas, seeds = [], [mix(0, 0, i) for i in range(300)]
+    areas, seeds = [], [mix_seeds(0, 0, i) for i in range(300)]
     for seed in seeds:
         with seeded(seed):
             left, upper, right, lower = transform.part(Image.new("RGB", (64, 64)))
@@ -213,7 +220,7 @@ def test_crop_colour_and_erasing_are_independent() -> None:
     finished = finish(gray, seeds)
     erased = (finished != finished[:, :, :1, :1]).flatten(1).any(1).float()
     together = torch.corrcoef(torch.stack([torch.tensor(areas).float(), brightness, erased]))
-    assert (together - torch.eye(3)).abs().max() < 0.2  # 300 pictures: 0.06 is one standard error
+    assert (together - torch.eye(3)).abs().max() < 0.2  # 300 images: 0.06 is one standard error
     assert 0.35 < erased.mean() < 0.65
 
 
@@ -226,15 +233,15 @@ def test_damage_stops_an_evaluation_where_it_is_met_or_is_named_once(capsys: pyt
         seen.append(len(images))
         return images
 
-    with pytest.raises(ValueError, match=r"b\.png: is cut off; mend or remove it"):
-        evaluate_classifier(model, [whole, spoilt, whole], 3, CPU, note=Damage("stop").note)
+    with pytest.raises(ValueError, match=r"b\.png: is cut off; fix or remove it"):
+        evaluate_classifier(model, [whole, spoilt, whole], 3, CPU, note=BrokenFiles("stop").note)
     assert seen == [3]
 
-    damage = Damage("skip")
-    result = evaluate_classifier(model, [whole, spoilt, spoilt], 3, CPU, note=damage.note)
+    damage = BrokenFiles("skip")
+    result = evaluate_classifier(model, [whole, spoilt, spoilt], 3, CPU, note=damage.record)
     assert (damage, result.broken) == ({"b.png": "is cut off"}, (broken, broken))
     assert capsys.readouterr().err == "left out, b.png: is cut off\n"
-    Damage("skip", is_first=False).note([broken], shared=True)
+    BrokenFiles("skip", is_main=False).note([broken], shared=True)
     assert capsys.readouterr().err == ""
 
 
@@ -260,8 +267,8 @@ def test_strips_are_evaluated_without_gigabytes(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Image.Image, "resize", watched)
     transform = eval_transform(DataConfig(size_px=32, resize_px=32), AugmentConfig())
-    pictures = Pictures(Strips(), [transform], "RGB")
-    seen = [pictures[Key(index, index)][0] for index in range(3)]
+    pil_images = ImageDataset(Strips(), [transform], "RGB")
+    seen = [pil_images[SampleKey(index, index)][0] for index in range(3)]
     images = [item[0] for item in seen if not isinstance(item, Broken)]
     assert [image.shape for image in images] == [(3, 32, 32)] * 3
     assert sides == [64 * 32] * 3

@@ -14,7 +14,7 @@ from tailprop.engine.config import build, config_hash, to_dict
 from tailprop.engine.optim import build_optimizer, build_schedule
 from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
 from tailprop.tasks import find_task
-from tailprop.tasks.classify.augment import AugmentConfig, Finish, eval_transform, operations, train_transforms
+from tailprop.tasks.classify.augment import AugmentConfig, BatchAugment, eval_transform, operations, train_transforms
 from tailprop.tasks.classify.data import DataConfig
 from tailprop.tasks.classify.task import _mixup
 from tests.helpers.runs import assert_refused, write_recipe
@@ -80,7 +80,7 @@ def test_imagenet_augmentation_is_the_papers(size: str) -> None:
     names = {op.name for op in randaugment.ops}
     assert {f"{name}Increasing" for name in increasing} <= names
     assert not increasing & names
-    finish = Finish(config.augment, 3, torch.device("cpu"))
+    finish = BatchAugment(config.augment, 3, torch.device("cpu"))
     assert finish.chance == 0.25
     assert config.augment.color_jitter == 0.4
     assert finish.jitter == 0  # RandAugment takes its place, as in timm
@@ -98,13 +98,13 @@ def test_no_operation_of_a_policy_fails_at_its_strongest(policy: str) -> None:
     (transform,) = train_transforms(DataConfig(size_px=32), AugmentConfig(auto_augment=policy))
     found = operations(transform.policy)
     assert any(op.name.startswith("Posterize") for op in found)
-    picture = Image.new("RGB", (20, 20), (200, 150, 100))
+    image = Image.new("RGB", (20, 20), (200, 150, 100))
     for op in found:
         for op.magnitude in (0, 10):
             op.prob, op.magnitude_std = 1.0, 0
-            assert op(picture).size == (20, 20)
+            assert op(image).size == (20, 20)
         if op.name == "PosterizeIncreasing":
-            assert op(picture).getextrema() == ((0, 0),) * 3
+            assert op(image).getextrema() == ((0, 0),) * 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import tailprop_cli
 from tailprop.engine import checkpoint
-from tailprop.runtime.distributed import agree_on_name, launch_name, one_first, together
+from tailprop.runtime.distributed import agree_on_attempt, launch_id, local_main_first, process_group
 from tailprop.tasks.classify.task import Classification
 from tests.helpers.folders import folder_recipe, make_folder
 from tests.helpers.runs import TIMEOUT, assert_refused, last_row, launch, write_recipe
@@ -25,8 +25,8 @@ from tests.helpers.runs import TIMEOUT, assert_refused, last_row, launch, write_
 def names_agreed_on(store: Any, size: int) -> list[str]:
     found: dict[int, str] = {}
     processes = [
-        threading.Thread(target=lambda rank=rank: found.update({rank: agree_on_name(store, rank, size)}))
-        for rank in reversed(range(size))  # the first process comes last: the others meet what the dead left behind
+        threading.Thread(target=lambda rank=rank: found.update({rank: agree_on_attempt(store, rank, size)}))
+        for rank in reversed(range(size))  # the main process comes last: the others meet what the dead left behind
     ]
     for process in processes:
         process.start()
@@ -44,7 +44,7 @@ def test_every_attempt_has_a_name_of_its_own() -> None:
 
 def test_an_attempt_that_died_half_way_is_not_joined() -> None:
     store = HashStore()
-    store.set("tailprop/name", "dead")  # its first process called, and died before it began
+    store.set("tailprop/name", "dead")  # its main process called, and died before it began
     assert set(names_agreed_on(store, 2)) != {"dead"}
     store.set("tailprop/dead/begin", "somebody")  # another began, and died later
     store.set("tailprop/name", "dead")
@@ -54,14 +54,14 @@ def test_an_attempt_that_died_half_way_is_not_joined() -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux tells when a process was started")
 def test_a_launch_without_a_name_is_known_by_its_agents_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert re.fullmatch(rf"agent {os.getppid()} of \S+ since tick \d+", launch_name())
-    names = {launch_name()}
+    assert re.fullmatch(rf"agent {os.getppid()} of \S+ since tick \d+", launch_id())
+    names = {launch_id()}
     monkeypatch.setattr(os, "getppid", os.getpid)  # another agent
-    names.add(launch_name())
+    names.add(launch_id())
     assert len(names) == 2
 
 
-def test_only_its_own_launch_goes_on_by_itself(
+def test_only_its_own_launch_resumes_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
@@ -72,29 +72,29 @@ def test_only_its_own_launch_goes_on_by_itself(
     assert "was begun by a launch of the same name (monday)" in capsys.readouterr().err
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert tailprop_cli.main([*command, "--run.overwrite"]) == 0  # a restart: it must not begin again
-    assert f"started again: {tmp_path / 'run'} goes on" in capsys.readouterr().out
+    assert f"restarted by torchrun, resuming {tmp_path / 'run'}" in capsys.readouterr().out
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tuesday")
     assert tailprop_cli.main(command) == 2
     assert "holds a run" in capsys.readouterr().err
 
 
 def test_a_failure_in_one_process_is_a_line_and_no_traceback_of_ours(tmp_path: Path) -> None:
-    root = make_folder(tmp_path / "pictures")
-    (root / "train" / "red" / "3.jpg").write_bytes(b"not a picture")
+    root = make_folder(tmp_path / "images")
+    (root / "train" / "red" / "3.jpg").write_bytes(b"not an image")
     done = launch(folder_recipe(tmp_path, root), processes=2)
     assert done.returncode != 0
     ours = [line for line in done.stderr.splitlines() if "tailprop: " in line]
-    assert any("train/red/3.jpg: not a picture" in line for line in ours), done.stderr
+    assert any("train/red/3.jpg: not an image" in line for line in ours), done.stderr
     assert str(Path(tailprop_cli.__file__)) not in done.stderr  # torchrun prints a traceback of its own, not one of ours
 
 
 def test_a_failure_in_one_process_of_eval_is_a_line_too(tmp_path: Path) -> None:
-    root = make_folder(tmp_path / "pictures")
+    root = make_folder(tmp_path / "images")
     assert tailprop_cli.main([*folder_recipe(tmp_path, root), "--optim.epochs", "1"]) == 0
-    (root / "val" / "red" / "7.jpg").write_bytes(b"not a picture")  # the last one: one process meets it, the other waits
+    (root / "val" / "red" / "7.jpg").write_bytes(b"not an image")  # the last one: one process meets it, the other waits
     done = launch(["eval", str(tmp_path / "run")], processes=2)
     assert done.returncode != 0
-    assert "val/red/7.jpg: not a picture" in done.stderr
+    assert "val/red/7.jpg: not an image" in done.stderr
     assert str(Path(tailprop_cli.__file__)) not in done.stderr
 
 
@@ -106,21 +106,21 @@ def test_one_process_of_a_machine_fetches_and_the_others_find(
 ) -> None:
     done: list[str] = []
     monkeypatch.setenv("LOCAL_RANK", rank)
-    monkeypatch.setattr("tailprop.runtime.distributed._is_shared", lambda: True)
-    monkeypatch.setattr("tailprop.runtime.distributed.gather", lambda value: done.append("meet") or [value, failed])
+    monkeypatch.setattr("tailprop.runtime.distributed._is_initialized", lambda: True)
+    monkeypatch.setattr("tailprop.runtime.distributed.all_gather", lambda value: done.append("meet") or [value, failed])
     if failed:
         with pytest.raises(ValueError, match="another process could not open the data"):
-            one_first(lambda: done.append("act"))
+            local_main_first(lambda: done.append("act"))
     else:
-        one_first(lambda: done.append("act"))
+        local_main_first(lambda: done.append("act"))
     assert ", ".join(done) == acts
 
 
 def test_a_lost_process_is_said_and_other_errors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailprop.runtime.distributed._is_shared", lambda: True)
-    with pytest.raises(ValueError, match="another process of this run ended"), together("cpu"):
+    monkeypatch.setattr("tailprop.runtime.distributed._is_initialized", lambda: True)
+    with pytest.raises(ValueError, match="another process of this run ended"), process_group("cpu"):
         raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]:1")
-    with pytest.raises(RuntimeError, match="ours"), together("cpu"):
+    with pytest.raises(RuntimeError, match="ours"), process_group("cpu"):
         raise RuntimeError("ours")
 
 

@@ -13,7 +13,7 @@ from tailprop.engine.optim import build_optimizer
 from tailprop.tasks.detect.model import DetectorConfig, create_detector
 from tailprop.tasks.segment.model import SegmenterConfig, create_segmenter
 from tests.backbone.test_model import tiny_net
-from tests.helpers.runs import assert_same_run, stop_and_go_on, write_recipe
+from tests.helpers.runs import assert_same_run, stop_and_resume, write_recipe
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 40), (33, 200)])
@@ -118,7 +118,7 @@ def test_an_overflow_moves_nothing() -> None:
 def test_a_stopped_run_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"matrix_lr": 4.0})
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
-    stop_and_go_on(recipe, tmp_path / "again", 5, monkeypatch)
+    stop_and_resume(recipe, tmp_path / "again", 5, monkeypatch)
     assert_same_run(tmp_path / "run", tmp_path / "again")
 
 

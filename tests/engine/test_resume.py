@@ -102,28 +102,28 @@ import sys
 from pathlib import Path
 import torch
 from tailprop.engine.config import build
-from tailprop.runtime.distributed import together
+from tailprop.runtime.distributed import process_group
 from tailprop.tasks.classify.load import load_classifier
 from tailprop.engine.run_settings import read_config
 from tailprop.tasks.classify.task import Classification, ClassifyConfig
 
 run, out = map(Path, sys.argv[1:])
-with together("cpu", 1) as world:
+with process_group("cpu", 1) as world:
     task = Classification(build(ClassifyConfig, read_config(run)), world)
     task.evaluate(load_classifier(str(run)).model)
-    if world.is_first:
+    if world.is_main:
         torch.save({"count": task.best.count, "confusion": task.best.confusion}, out)
 """
 
 
-def test_two_processes_measure_every_picture_once(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+def test_two_processes_measure_every_image_once(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     script = tmp_path / "measures.py"
     script.write_text(MEASURES)
     for processes in (1, 2):
         done = fork([str(undisturbed[1]), str(tmp_path / f"{processes}.pt")], processes=processes, script=script)
         assert done.returncode == 0, done.stderr
     one, two = (torch.load(tmp_path / f"{processes}.pt", weights_only=True) for processes in (1, 2))
-    assert one["count"] == two["count"] == 599  # an odd number: shards of one size would repeat a picture
+    assert one["count"] == two["count"] == 599  # an odd number: shards of one size would repeat an image
     assert torch.equal(one["confusion"], two["confusion"])
 
 
@@ -132,17 +132,17 @@ import sys
 from pathlib import Path
 from tailprop.engine.config import build, to_dict
 from tailprop.engine.recipes import read_recipe
-from tailprop.runtime.distributed import gather, together
+from tailprop.runtime.distributed import all_gather, process_group
 from tailprop.tasks.classify.task import Classification, ClassifyConfig
 from tailprop.engine.trainer import Trainer
 
-with together("cpu", 1) as world:
+with process_group("cpu", 1) as world:
     config = build(ClassifyConfig, read_recipe(Path(sys.argv[1])))
     trainer = Trainer(Classification(config, world), config.optim, config.run, to_dict(config), world)
     trainer.run()
     norms = {name: value for name, value in trainer.model.named_buffers() if "running" in name}
-    found = gather([value.tolist() for value in norms.values()])
-    if world.is_first:
+    found = all_gather([value.tolist() for value in norms.values()])
+    if world.is_main:
         print("statistics:", len(norms), "same" if found[0] == found[1] else "different")
 """
 
@@ -189,7 +189,7 @@ def test_another_run_is_not_overwritten_and_not_continued_otherwise(
     recipe, whole = undisturbed
     before = (whole / "last.pt").read_bytes()
     for extra, message in (
-        ([], "holds a run; go on with it (--run.resume)"),
+        ([], "holds a run; resume it (--run.resume)"),
         (["--run.resume", "--optim.lr", "0.1"], "was begun with other settings (optim.lr)"),
         (["--run.resume", "--optim.accumulate", "2"], "images in a step, now there are"),
         (["--run.resume", "--run.overwrite"], "exclude each other"),

@@ -22,13 +22,13 @@ from tests.helpers.runs import (
     losses,
     settings,
     stop_after,
-    stop_and_go_on,
+    stop_and_resume,
     write_recipe,
 )
 
 
 def test_resume_needs_the_same_data_but_not_the_first_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = folder_recipe(tmp_path, make_folder(tmp_path / "pictures"))
+    args = folder_recipe(tmp_path, make_folder(tmp_path / "images"))
     assert tailprop_cli.main(args) == 0
     first = tmp_path / "first.safetensors"
     (tmp_path / "run" / "model.safetensors").rename(first)
@@ -36,7 +36,7 @@ def test_resume_needs_the_same_data_but_not_the_first_weights(tmp_path: Path, ca
     assert tailprop_cli.main(tuned) == 0
     first.unlink()
     assert tailprop_cli.main([*tuned, "--run.resume"]) == 0
-    (tmp_path / "pictures" / "train" / "red" / "0.jpg").rename(tmp_path / "pictures" / "train" / "blue" / "new.jpg")
+    (tmp_path / "images" / "train" / "red" / "0.jpg").rename(tmp_path / "images" / "train" / "blue" / "new.jpg")
     capsys.readouterr()
     assert tailprop_cli.main([*tuned, "--run.resume"]) == 2
     assert "the train data is not what" in capsys.readouterr().err
@@ -49,9 +49,9 @@ def test_the_run_folder_stands_for_the_command(
     whole, stopped, moved = tmp_path / "whole", tmp_path / "stopped here", tmp_path / "moved"
     assert tailprop_cli.main(["train", str(recipe), "--optim.lr", "1e-3", "--run.out", str(whole)]) == 0
     stop_after(3, ["train", str(recipe), "--optim.lr", "1e-3", "--run.out", str(stopped), "--run.overwrite"], monkeypatch)
-    assert capsys.readouterr().err.endswith(f"; to go on: tailprop train '{stopped}' --run.resume\n")
+    assert capsys.readouterr().err.endswith(f"; resume with: tailprop train '{stopped}' --run.resume\n")
     stopped.rename(moved)
-    assert_refused(["train", str(moved)], f"{moved} holds a run; go on with it (--run.resume)", capsys)
+    assert_refused(["train", str(moved)], f"{moved} holds a run; resume it (--run.resume)", capsys)
     assert tailprop_cli.main(["train", str(moved), "--run.resume"]) == 0
     assert_same_run(moved, whole)
     assert not stopped.exists()
@@ -88,9 +88,9 @@ def test_an_export_that_was_removed_is_made_again(tmp_path: Path, capsys: pytest
 
 
 def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_folder(tmp_path / "pictures")
+    make_folder(tmp_path / "images")
     monkeypatch.chdir(tmp_path)
-    assert tailprop_cli.main(folder_recipe(tmp_path, Path("pictures"))) == 0
+    assert tailprop_cli.main(folder_recipe(tmp_path, Path("images"))) == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert tailprop_cli.main(["eval", "../run"]) == 0
@@ -101,14 +101,14 @@ def test_only_the_place_of_the_data_is_kept_otherwise_than_it_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("pictures", "skip"):
+    for name in ("images", "skip"):
         (tmp_path / name).mkdir()
-    given = {"model": {}, "run": {}, "data": {"root": "pictures", "test": "pictures", "on_broken": "skip"}}
+    given = {"model": {}, "run": {}, "data": {"root": "images", "test": "images", "on_broken": "skip"}}
     folder = RunFolder(tmp_path / "run")
     folder.begin(given, overwrite=False)
-    assert read_config(folder.path)["data"] == given["data"] | {"root": str(tmp_path / "pictures")}
+    assert read_config(folder.path)["data"] == given["data"] | {"root": str(tmp_path / "images")}
     folder.check(given, resume=True, overwrite=False)  # the command repeated is no other run
-    folder.let_go()
+    folder.release()
 
 
 def test_another_programs_log_is_not_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +122,7 @@ def test_another_programs_log_is_not_emptied(tmp_path: Path, capsys: pytest.Capt
 def test_processes_that_see_other_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, world = build(ClassifyConfig, settings(run={"out": str(tmp_path / "run")})), World(0, 1, torch.device("cpu"))
     trainer = Trainer(Classification(config, world), config.optim, config.run, to_dict(config), world)
-    monkeypatch.setattr("tailprop.engine.trainer.gather", lambda value: [value, {"train": "other", "validation": "same"}])
+    monkeypatch.setattr("tailprop.engine.trainer.all_gather", lambda value: [value, {"train": "other", "validation": "same"}])
     with pytest.raises(ValueError, match="not every process sees the same data"):
         trainer.run()
 
@@ -143,7 +143,7 @@ def test_a_mistake_does_not_cost_the_old_run(tmp_path: Path, capsys: pytest.Capt
     assert "is not the config.yaml of a run" in capsys.readouterr().err
 
 
-def test_a_run_stopped_while_it_is_evaluated_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stopped_while_it_is_evaluated_resumes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(tmp_path / "small.yaml")
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "whole")]) == 0
     command, evaluate = ["train", str(recipe), "--run.out", str(tmp_path / "run")], Classification.evaluate
@@ -166,7 +166,7 @@ def test_the_manifest_keeps_what_was_run_first_and_how_it_was_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
-    stop_and_go_on(recipe, run, 3, monkeypatch)
+    stop_and_resume(recipe, run, 3, monkeypatch)
     manifest = json.loads((run / "manifest.json").read_text())
     assert [session["from_step"] for session in manifest["continued"]] == [3]
     assert {"command", "commit", "hardware", "torch", "processes"} <= manifest["continued"][0].keys() & manifest.keys()
@@ -198,13 +198,13 @@ def test_an_epoch_that_was_logged_but_not_saved_is_logged_once(tmp_path: Path, m
 def test_a_process_that_sees_another_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = build(ClassifyConfig, settings(run={"out": str(tmp_path)}))
     world = World(0, 1, torch.device("cpu"))
-    monkeypatch.setattr("tailprop.engine.trainer.gather", lambda value: [value, 40] if isinstance(value, int) else [value])
+    monkeypatch.setattr("tailprop.engine.trainer.all_gather", lambda value: [value, 40] if isinstance(value, int) else [value])
     trainer = Trainer(Classification(config, world), config.optim, config.run, {"data": {}, "run": {}}, world)
     with pytest.raises(ValueError, match="a folder all nodes share"):
         trainer.run()
 
 
-def test_a_checkpoint_without_its_settings_goes_on_with_the_same_ones_only(
+def test_a_checkpoint_without_its_settings_resumes_with_the_same_ones_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})

@@ -1,4 +1,4 @@
-"""The engine end to end on small data: broken pictures, failures that lose nothing, the parquet recipe."""
+"""The engine end to end on small data: broken images, failures that lose nothing, the parquet recipe."""
 
 import json
 import os
@@ -23,8 +23,8 @@ from tests.helpers.folders import folder_recipe, jpeg, make_folder, make_snapsho
 from tests.helpers.runs import assert_refused, fork, launch, write_recipe
 
 
-def test_own_pictures_from_a_checkpoint_with_another_class_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = folder_recipe(tmp_path, make_folder(tmp_path / "pictures"))
+def test_own_images_from_a_checkpoint_with_another_class_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = folder_recipe(tmp_path, make_folder(tmp_path / "images"))
     assert tailprop_cli.main(args) == 0
     run = tmp_path / "run"
     names = {path.name for path in run.iterdir()}
@@ -72,15 +72,15 @@ def test_own_pictures_from_a_checkpoint_with_another_class_count(tmp_path: Path,
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = make_folder(tmp_path / "pictures")
-    (root / "train" / "red" / "3.jpg").write_bytes(b"not a picture")
+def test_broken_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_folder(tmp_path / "images")
+    (root / "train" / "red" / "3.jpg").write_bytes(b"not an image")
     (root / "val" / "blue" / "1.jpg").write_bytes(jpeg(9)[:300])
     args = [*folder_recipe(tmp_path, root), "--data.workers", str(workers)]
     assert tailprop_cli.main(args) == 2
-    assert "train/red/3.jpg: not a picture; mend or remove it" in capsys.readouterr().err
+    assert "train/red/3.jpg: not an image; fix or remove it" in capsys.readouterr().err
     assert tailprop_cli.main([*args, "--data.on-broken", "skip", "--run.overwrite"]) == 0
-    assert "2 broken pictures left out" in capsys.readouterr().out
+    assert "2 broken images left out" in capsys.readouterr().out
     payload = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
     assert set(payload["broken"]) == {"train/red/3.jpg", "val/blue/1.jpg"}
     assert (
@@ -89,12 +89,12 @@ def test_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads((tmp_path / "e.json").read_text())["count"] == 15
     printed = capsys.readouterr()
     assert printed.err.count("left out, val/blue/1.jpg: ") == 1
-    assert "1 broken picture left out" in printed.out
+    assert "1 broken image left out" in printed.out
 
 
 def test_names_of_any_bytes_and_signs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file name that is no UTF-8, classes that look like formulas or markup, more outputs than classes."""
-    root = make_folder(tmp_path / "pictures")
+    root = make_folder(tmp_path / "images")
     (root / "train" / "red" / "1.jpg").rename(Path(os.fsdecode(os.fsencode(root) + b"/train/red/M\xfcller.jpg")))
     for split in ("train", "val"):
         (root / split / "red").rename(root / split / "a $_$ [b]")
@@ -106,7 +106,7 @@ def test_names_of_any_bytes_and_signs(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_eval_measures_all_of_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one_tree = make_folder(tmp_path / "pictures") / "train"
+    one_tree = make_folder(tmp_path / "images") / "train"
     assert tailprop_cli.main(folder_recipe(tmp_path, one_tree, held_out=0.5)) == 0
     out, command = tmp_path / "e.json", ["eval", str(tmp_path / "run"), "--out", str(tmp_path / "e.json")]
     assert tailprop_cli.main(command) == 0
@@ -137,11 +137,11 @@ def test_a_foreign_model_keeps_its_own_preparation(monkeypatch: pytest.MonkeyPat
 
 
 def test_failures_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = folder_recipe(tmp_path, make_folder(tmp_path / "pictures"))
+    args = folder_recipe(tmp_path, make_folder(tmp_path / "images"))
     wrong = [*args, "--data.num-classes", "1"]
     assert_refused(wrong, "label 1 of train/red/0.jpg (train) is outside the 1 classes", capsys)
     assert_refused([*args, "--optim.lr", "1e30", "--optim.epochs", "3"], "there is no checkpoint yet", capsys)
-    inside = ["--run.out", str(tmp_path / "pictures" / "train" / "red" / "0.jpg" / "run")]
+    inside = ["--run.out", str(tmp_path / "images" / "train" / "red" / "0.jpg" / "run")]
     assert_refused([*args, *inside], "(Not a directory); change --run.out", capsys)
     assert tailprop_cli.main([*args, "--run.overwrite"]) == 0
     capsys.readouterr()
@@ -187,7 +187,7 @@ def test_a_log_on_a_full_disk_is_named(tmp_path: Path) -> None:
         RunFolder(tmp_path).log({"step": 1})
 
 
-def test_memory_missing_while_saving_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
+def test_missing_memory_while_saving_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
     def write(_: Path) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
@@ -195,7 +195,7 @@ def test_memory_missing_while_saving_is_not_blamed_on_the_disk(tmp_path: Path) -
         write_atomically(tmp_path / "x.pt", write)
 
 
-def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(
+def test_a_run_on_a_full_disk_ends_in_a_line_and_resumes_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe, run = write_recipe(tmp_path / "small.yaml"), tmp_path / "run"
@@ -296,18 +296,18 @@ def test_malicious_checkpoints_are_refused_unexecuted(tmp_path: Path, capsys: py
 
 
 def test_a_root_one_level_too_high(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_folder(tmp_path / "above" / "pictures", splits=("all",))
-    args = folder_recipe(tmp_path, tmp_path / "above" / "pictures")
+    make_folder(tmp_path / "above" / "images", splits=("all",))
+    args = folder_recipe(tmp_path, tmp_path / "above" / "images")
     assert_refused(args, "there is a single class, all: nothing to tell apart", capsys)
 
 
-def test_a_run_stopped_by_a_broken_picture_goes_on_without_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pictures = make_folder(tmp_path / "pictures")
-    (pictures / "val" / "red" / "3.jpg").write_text("not a picture")
-    args = [*folder_recipe(tmp_path, pictures), "--data.on-broken"]
-    assert_refused([*args, "stop"], "3.jpg: not a picture; mend or remove it, or go on without it", capsys)
+def test_a_run_stopped_by_a_broken_image_resumes_without_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = make_folder(tmp_path / "images")
+    (images / "val" / "red" / "3.jpg").write_text("not an image")
+    args = [*folder_recipe(tmp_path, images), "--data.on-broken"]
+    assert_refused([*args, "stop"], "3.jpg: not an image; fix or remove it, or go on without it", capsys)
     assert tailprop_cli.main([*args, "skip", "--run.resume"]) == 0
-    assert "2 classes; pictures: 16 train, 16 validation" in capsys.readouterr().out
+    assert "2 classes; images: 16 train, 16 validation" in capsys.readouterr().out
 
 
 def test_damaged_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,7 +338,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_imagenet_recipe_end_to_end_on_one_and_two_processes(tmp_path: Path) -> None:
-    """The paper's recipe on a tree of ImageNet's shape: 1000 classes, few pictures, a narrow network."""
+    """The paper's recipe on a tree of ImageNet's shape: 1000 classes, few images, a narrow network."""
     labels = list(range(0, 1000, 125))
     root = make_snapshot(tmp_path / "data", {"train": labels * 2, "validation": [999, 0, 5]})
     small = ["--data.root", str(root), "--data.cache", str(tmp_path / "cache"), "--model.name", "tailprop_pico"]

@@ -1,4 +1,4 @@
-"""Pictures on disk for tests: folders of classes, and snapshots in parquet."""
+"""Images on disk for tests: folders of classes, and snapshots in parquet."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def make_snapshot(root: Path, labels: Mapping[str, Sequence[int | None]], shards
 
 
 def folder_recipe(tmp_path: Path, root: Path, **data: object) -> list[str]:
-    """Arguments that train the small network on a folder of pictures."""
+    """Arguments that train the small network on a folder of images."""
     recipe = write_recipe(
         tmp_path / "folder.yaml",
         model={"in_chans": 3},

@@ -35,7 +35,7 @@ def make_run(folder: Path, in_chans: int = 3) -> str:
 def make_weights(path: Path, in_chans: int = 3) -> None:
     torch.manual_seed(3)
     model = timm.create_model("tailprop_pico", num_classes=len(CLASSES), in_chans=in_chans)
-    torch.nn.init.normal_(model.head.fc.weight, std=0.15)  # far from uniform, so that pictures differ in their answers
+    torch.nn.init.normal_(model.head.fc.weight, std=0.15)  # far from uniform, so that images differ in their answers
     metadata = dict(architecture="tailprop_pico", num_classes=str(len(CLASSES)), classes="\n".join(CLASSES))
     save_weights(path, model, metadata)
 
@@ -46,22 +46,22 @@ def noise(seed: int = 0, height: int = 40, width: int = 56, channels: int = 3) -
     return Image.fromarray(grid.squeeze()).resize((width, height), Image.Resampling.NEAREST)
 
 
-def save(picture: Image.Image, path: Path, **settings: Any) -> Path:
+def save(image: Image.Image, path: Path, **settings: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path, **settings)
+    image.save(path, **settings)
     return path
 
 
-def answer(checkpoint: str, *pictures: Path | str, **settings: Any) -> list[dict[str, Any]]:
+def answer(checkpoint: str, *images: Path | str, **settings: Any) -> list[dict[str, Any]]:
     """The JSON `predict` writes."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answer.json"
-        predict.run(options(checkpoint, *pictures, out=out, **settings))
+        predict.run(options(checkpoint, *images, out=out, **settings))
         return json.loads(out.read_text())
 
 
-def options(checkpoint: str, *pictures: Path | str, **settings: Any) -> Predict:
-    return Predict(checkpoint, tuple(map(str, pictures)), **{"size_px": 32, "device": "cpu", **settings})
+def options(checkpoint: str, *images: Path | str, **settings: Any) -> Predict:
+    return Predict(checkpoint, tuple(map(str, images)), **{"size_px": 32, "device": "cpu", **settings})
 
 
 def chances(row: dict[str, Any]) -> list[float]:
@@ -70,14 +70,14 @@ def chances(row: dict[str, Any]) -> list[float]:
     return [by_index[i] for i in range(len(CLASSES))]
 
 
-def expected(checkpoint: str, *pictures: Image.Image) -> torch.Tensor:
+def expected(checkpoint: str, *images: Image.Image) -> torch.Tensor:
     """Softmax of the model on `eval_transform`'s tensors, with none of the command in between."""
     classifier = load_once(checkpoint, size_px=32)
     transform = eval_transform(classifier.data, classifier.augment, classifier.in_chans)
     with torch.inference_mode():
-        return classifier.model(torch.stack([transform(picture) for picture in pictures])).softmax(1)
+        return classifier.model(torch.stack([transform(image) for image in images])).softmax(1)
 
 
-def assert_seen_as(checkpoint: str, path: Path, picture: Image.Image, atol: float = 1e-6) -> None:
+def assert_seen_as(checkpoint: str, path: Path, image: Image.Image, atol: float = 1e-6) -> None:
     (row,) = answer(checkpoint, path, top=99)
-    torch.testing.assert_close(torch.tensor(chances(row)), expected(checkpoint, picture)[0], atol=atol, rtol=1e-5)
+    torch.testing.assert_close(torch.tensor(chances(row)), expected(checkpoint, image)[0], atol=atol, rtol=1e-5)

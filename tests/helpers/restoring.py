@@ -1,4 +1,4 @@
-"""A restoration run small enough for tests: a narrow network, pictures cut from scikit-image's photographs."""
+"""A restoration run small enough for tests: a narrow network, images cut from scikit-image's photographs."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def write_pictures(folder: Path, count: int = 3, side: int = 40, mode: str = "L") -> Path:
+def write_images(folder: Path, count: int = 3, side: int = 40, mode: str = "L") -> Path:
     """Photographs, cut small."""
     folder.mkdir(parents=True)
     photo = Image.fromarray(skimage.data.astronaut()).convert(mode)

@@ -53,7 +53,7 @@ def last_row(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-def stop_and_go_on(recipe: Path, out: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop_and_resume(recipe: Path, out: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a recipe, stopped by SIGTERM after a step and then resumed."""
     args = ["train", str(recipe), "--run.out", str(out)]
     stop_after(step, args, monkeypatch)

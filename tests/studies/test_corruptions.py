@@ -11,10 +11,10 @@ from skimage import data as photographs
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from tailprop.data.samplers import Key
+from tailprop.data.samplers import SampleKey
 from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, _chained
 from tailprop.tasks.classify.augment import AugmentConfig, eval_transform
-from tailprop.tasks.classify.data import DataConfig, Pictures
+from tailprop.tasks.classify.data import DataConfig, ImageDataset
 from tailprop.tasks.classify.sources import Digits
 
 SMALL = DataConfig(size_px=32, resize_px=32, workers=0)
@@ -59,15 +59,15 @@ def test_only_chance_depends_on_the_seed(name: str) -> None:
 @pytest.mark.parametrize("side", [64, 224])
 def test_corruption_gets_stronger(name: str, side: int) -> None:
     image = photograph(side, side)
-    weak = 3 if name == "elastic_transform" else 1  # its 1 and 2 move the whole picture, 3 to 5 crumple it: two orders
+    weak = 3 if name == "elastic_transform" else 1  # its 1 and 2 move the whole image, 3 to 5 crumple it: two orders
     assert difference(corrupted(name, 5, image), image) > difference(corrupted(name, weak, image), image)
     if name == "elastic_transform":
         assert difference(corrupted(name, 2, image), image) > difference(corrupted(name, 1, image), image)
 
 
 @pytest.mark.parametrize("name", ["defocus_blur", "motion_blur", "zoom_blur", "snow", "elastic_transform"])
-def test_lengths_follow_the_picture(name: str) -> None:
-    """A picture without fine detail changes about as much at 64 as at 224 px, where a fixed length would weigh 3.5 times."""
+def test_lengths_follow_the_image(name: str) -> None:
+    """An image without fine detail changes about as much at 64 as at 224 px, where a fixed length would weigh 3.5 times."""
     smooth = photograph(16, 16)
     small, large = (smooth.resize((side, side), Image.Resampling.BICUBIC) for side in (64, 224))
     ratios = [
@@ -123,17 +123,17 @@ def test_jpeg_is_pillows() -> None:
     assert difference(corrupted("jpeg_compression", 5, image), Image.open(file)) == 0
 
 
-def prepared(picture: Image.Image, name: str, in_chans: int = 3, seed: int = 0) -> Tensor:
+def prepared(image: Image.Image, name: str, in_chans: int = 3, seed: int = 0) -> Tensor:
     torch.manual_seed(0)
-    return Corrupt(name, 3, seed, eval_transform(SMALL, AugmentConfig(), in_chans))(picture)
+    return Corrupt(name, 3, seed, eval_transform(SMALL, AugmentConfig(), in_chans))(image)
 
 
 def test_corrupt_stands_between_crop_and_normalisation() -> None:
-    picture = photograph(80, 40)
-    cropped = picture.resize((64, 32), Image.Resampling.BICUBIC).crop((16, 0, 48, 32))
+    image = photograph(80, 40)
+    cropped = image.resize((64, 32), Image.Resampling.BICUBIC).crop((16, 0, 48, 32))
     expected = np.asarray(corrupted("contrast", 3, cropped), np.float32) / 255
     expected = (expected - np.array(IMAGENET_DEFAULT_MEAN)) / np.array(IMAGENET_DEFAULT_STD)
-    torch.testing.assert_close(prepared(picture, "contrast"), torch.tensor(expected).permute(2, 0, 1).float())
+    torch.testing.assert_close(prepared(image, "contrast"), torch.tensor(expected).permute(2, 0, 1).float())
 
 
 def test_corrupt_keeps_the_channels() -> None:
@@ -143,14 +143,14 @@ def test_corrupt_keeps_the_channels() -> None:
     assert prepared(half, "fog", 4)[3].unique().item() == pytest.approx(2 * 128 / 255 - 1, abs=1e-6)
 
 
-def test_corrupt_depends_on_seed_and_picture_only() -> None:
+def test_corrupt_depends_on_seed_and_image_only() -> None:
     transform = Corrupt("gaussian_noise", 3, 0, eval_transform(SMALL, AugmentConfig()))
-    pictures = Pictures(Digits("validation"), [transform], "RGB")
-    copy = Pictures(Digits("validation"), [pickle.loads(pickle.dumps(transform))], "RGB")
-    first = pictures[Key(3, 3)][0][0]
-    assert not torch.equal(first, pictures[Key(3, 4)][0][0])
-    assert torch.equal(first, pictures[Key(3, 3)][0][0])
-    assert torch.equal(first, copy[Key(3, 3)][0][0])
+    images = ImageDataset(Digits("validation"), [transform], "RGB")
+    copy = ImageDataset(Digits("validation"), [pickle.loads(pickle.dumps(transform))], "RGB")
+    first = images[SampleKey(3, 3)][0][0]
+    assert not torch.equal(first, images[SampleKey(3, 4)][0][0])
+    assert torch.equal(first, images[SampleKey(3, 3)][0][0])
+    assert torch.equal(first, copy[SampleKey(3, 3)][0][0])
     assert not torch.equal(*(prepared(photograph(), "shot_noise", seed=seed) for seed in (0, 1)))
 
 

@@ -1,4 +1,4 @@
-"""Accuracy on sketches, natural adversarial examples and corrupted pictures."""
+"""Accuracy on sketches, natural adversarial examples and corrupted images."""
 
 import csv
 from collections.abc import Callable
@@ -33,7 +33,7 @@ SMALL = DataConfig(size_px=32, resize_px=32, workers=0)
 
 
 class Answers(nn.Module):
-    """A model that tells the grey of a picture and gives a known answer for each grey."""
+    """A model that tells the grey of an image and gives a known answer for each grey."""
 
     def __init__(self, num_classes: int, answer: Callable[[int], list[int]]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def classifier(num_classes: int, answer: Callable[[int], list[int]], classes: tu
 
 
 def write_greys(root: Path, greys: dict[str, list[int]]) -> Path:
-    """Folders of plain pictures."""
+    """Folders of plain images."""
     for name, levels in greys.items():
         (root / name).mkdir(parents=True)
         for level in levels:
@@ -88,7 +88,7 @@ def test_the_second_crane_of_a_snapshot() -> None:
 
 
 def test_imagenet_a_accuracy_is_known(tmp_path: Path) -> None:
-    """Six pictures of three classes, four right; an output outside the 200 is always the strongest and must not count."""
+    """Six images of three classes, four right; an output outside the 200 is always the strongest and must not count."""
     stingray, robin, balloon = 6, 15, 417
     right = {10: stingray, 20: stingray, 30: robin, 40: stingray, 50: balloon, 60: robin}
     outside = next(i for i in range(1000) if i not in imagenet_a_indices())
@@ -125,7 +125,7 @@ def test_sketch_as_a_snapshot_with_a_train_split_only(tmp_path: Path, monkeypatc
 
 
 def test_accuracy_under_corruption_is_known(tmp_path: Path) -> None:
-    """Dark and bright pictures told apart by a threshold: more light makes all bright, less contrast changes nothing."""
+    """Dark and bright images told apart by a threshold: more light makes all bright, less contrast changes nothing."""
     root = write_greys(tmp_path / "val", {"bright": [200, 210], "dark": [90, 100]}).parent
     write_greys(root / "train", {"bright": [1], "dark": [2]})
     model = classifier(2, lambda grey: [int(grey < 150)])
@@ -140,23 +140,23 @@ def test_accuracy_under_corruption_is_known(tmp_path: Path) -> None:
     }
 
 
-def test_a_model_no_picture_fits(tmp_path: Path) -> None:
+def test_a_model_no_image_fits(tmp_path: Path) -> None:
     root = write_greys(tmp_path, {"bright": [200], "dark": [90]})
     two_channels = replace(classifier(2, lambda _grey: [0]), in_chans=2)
-    with pytest.raises(ValueError, match="stub takes 2 channels; pictures have 1, 3 or 4"):
+    with pytest.raises(ValueError, match="stub takes 2 channels; images have 1, 3 or 4"):
         measure(Robustness("stub", corrupt=("fog",), data=DataChoice(root=root)), two_channels, ALONE)
 
 
-def test_broken_pictures_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_images_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = write_greys(tmp_path, {"bright": [200], "dark": [90]})
     for name in ("a.png", "b.png"):
-        (root / "dark" / name).write_bytes(b"no picture")
+        (root / "dark" / name).write_bytes(b"no image")
     options = Robustness("stub", corrupt=("contrast",), data=DataChoice(root=root, on_broken="skip"))
     rows = measure(options, classifier(2, lambda grey: [int(grey < 150)]), ALONE)
     assert [row.broken for row in rows] == [2] * 6
     printed = capsys.readouterr().err.splitlines()
     named = [line for line in printed if line.startswith("left out")]
-    assert named == [f"left out, dark/{name}.png: not a picture" for name in "ab"]
+    assert named == [f"left out, dark/{name}.png: not an image" for name in "ab"]
 
 
 def test_an_interruption_loses_no_row(
@@ -195,11 +195,11 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         ["mean over corruptions", "50", "60.00", "50.00", "55.00", "-"],
     ]
     assert "the paper's" in printed
-    assert "up to 1 broken picture left out" in printed
+    assert "up to 1 broken image left out" in printed
     _say([Row("ImageNet-A", 0, 36.0, 60.0, 9, 3, 0)], "tailprop_tiny", (1, 2))
     printed = capsys.readouterr().out
     assert "paper" not in printed
-    assert "ImageNet-A: only 3 of its 200 classes have pictures here" in printed
+    assert "ImageNet-A: only 3 of its 200 classes have images here" in printed
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture(scope="module")
 def ten_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder: what stands beside the weights says how many channels a picture has."""
+    """A run folder: what stands beside the weights says how many channels an image has."""
     folder = tmp_path_factory.mktemp("run")
     model = timm.create_model("tailprop_pico", num_classes=10)
     save_weights(folder / "model.safetensors", model, {"architecture": "tailprop_pico"})
@@ -275,7 +275,7 @@ def test_foreign_classes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="class 'cat' is not one of ImageNet-Sketch's 1000"):
         measure(Robustness("stub", sketch=cats), answer, ALONE)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="expected one folder of pictures for each class"):
+    with pytest.raises(ValueError, match="expected one folder of images for each class"):
         measure(Robustness("stub", sketch=tmp_path / "empty"), answer, ALONE)
 
 

@@ -23,7 +23,7 @@ from .dct_fft import LARGE, dct_fft, filter_in_strips, idct_fft
 
 __all__ = ["dct2", "dct_basis", "frequency_grid", "idct2", "spectral_filter"]
 
-_CACHE_SIZE = 256  # sizes remembered; a detector fed with pictures of every shape must not grow without bound
+_CACHE_SIZE = 256  # sizes remembered; a detector fed with images of every shape must not grow without bound
 
 
 def dct2(x: Tensor) -> Tensor:

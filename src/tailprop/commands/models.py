@@ -1,6 +1,7 @@
 """`tailprop models`: what there is to choose from."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,18 +25,21 @@ class Models:
         check_at_least("width", self.width, backbone.MIN_SIZE_PX)
 
 
+def count_all(height: int = 224, width: int = 224) -> dict[str, dict[str, Any]]:
+    """What `backbone/costs.json` holds for 224 px, so that listing the models needs no PyTorch."""
+    rows = {}
+    for name, settings in backbone.MODELS.items():
+        model = create_on_meta(name)
+        cost = dict(parameters=count_parameters(model), macs=count_macs(model, height, width))
+        rows[name] = {key: settings[key] for key in ("mixer", "depths", "dims")} | cost
+    return rows
+
+
 def run(options: Models) -> None:
     options.check()
     table = Table("model", "mixer", "depths", "dims", "parameters", f"GMACs at {options.height}x{options.width}")
-    for name, settings in backbone.MODELS.items():
-        model = create_on_meta(name)
-        table.add_row(
-            name,
-            settings["mixer"],
-            " ".join(map(str, settings["depths"])),
-            " ".join(map(str, settings["dims"])),
-            f"{count_parameters(model) / 1e6:.1f} M",
-            f"{count_macs(model, options.height, options.width) / 1e9:.2f}",
-        )
+    for name, row in count_all(options.height, options.width).items():
+        sizes = (" ".join(map(str, row[key])) for key in ("depths", "dims"))
+        table.add_row(name, row["mixer"], *sizes, f"{row['parameters'] / 1e6:.1f} M", f"{row['macs'] / 1e9:.2f}")
     console = Console()
     (console if console.is_terminal else Console(width=120)).print(table)  # in a pipe nothing is cut off

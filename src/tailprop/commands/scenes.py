@@ -18,7 +18,7 @@ class Scenes:
     out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
     """Folder to write into; new, empty, or with the same scenes in it, perhaps not all of them yet."""
     format: Literal["coco", "ade20k", "parquet"] = "coco"
-    """coco: boxes and masks; ade20k: a class for every pixel; parquet: one class for each picture."""
+    """coco: boxes and masks; ade20k: a class for every pixel; parquet: one class for each image."""
     count: int = 200
     """Scenes for training."""
     val: int = 50

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Broken", "Damage", "report", "require_full"]
+__all__ = ["Broken", "BrokenFiles", "check_batch_full", "print_broken"]
 
 _NAMED = 20  # broken things named one by one
 
@@ -22,7 +22,7 @@ class Broken:
         return f"{self.name}: {self.reason}"
 
 
-def report(broken: Sequence[Broken]) -> None:
+def print_broken(broken: Sequence[Broken]) -> None:
     """Name what is left out on standard error; of very many, the first."""
     with suppress(OSError):  # nobody listens any more, which is no reason to stop
         for item in broken[:_NAMED]:
@@ -31,25 +31,25 @@ def report(broken: Sequence[Broken]) -> None:
             print(f"left out, {len(broken) - _NAMED} more", file=sys.stderr)
 
 
-class Damage(dict[str, str]):
+class BrokenFiles(dict[str, str]):
     """What is broken so far, with the reason: nothing is named twice, and at the first it stops if so configured."""
 
-    def __init__(self, on_broken: str, is_first: bool = True) -> None:
+    def __init__(self, on_broken: str, is_main: bool = True) -> None:
         super().__init__()
-        self.on_broken, self.is_first = on_broken, is_first
+        self.on_broken, self.is_main = on_broken, is_main
 
-    def note(self, found: Sequence[Broken], shared: bool = False) -> None:
+    def record(self, found: Sequence[Broken], shared: bool = False) -> None:
         """Add what was found. What every process has found (`shared`) is named by the first."""
         if found and self.on_broken == "stop":
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            raise ValueError(f"{found[0]}{more}; mend or remove it, or go on without it (--data.on-broken skip)")
+            raise ValueError(f"{found[0]}{more}; fix or remove it, or leave it out (--data.on-broken skip)")
         new = {item.name: item for item in found if item.name not in self}
-        if self.is_first or not shared:
-            report(list(new.values()))
+        if self.is_main or not shared:
+            print_broken(list(new.values()))
         self.update({name: item.reason for name, item in new.items()})
 
 
-def require_full(batch: Any, size: int) -> None:
+def check_batch_full(batch: Any, size: int) -> None:
     """Broken examples are replaced by others; a batch that is still short has too many of them."""
     if len(batch) < size:
-        raise ValueError(f"too many broken pictures in a row, the last {batch.broken[-1]}; mend or remove them")
+        raise ValueError(f"too many broken images in a row, the last {batch.broken[-1]}; fix or remove them")

@@ -1,7 +1,7 @@
 """From examples to batches, the same ones whatever happens.
 
 The order of an epoch is a function of seed and epoch, and every example is augmented by a generator seeded with (seed, epoch,
-index). So a run that stops in the middle of an epoch goes on with exactly the batches it would have seen, and neither the
+index). So a run that stops in the middle of an epoch resumes with exactly the batches it would have seen, and neither the
 number of workers nor, for the same global batch, the number of processes changes what is learned from.
 """
 
@@ -11,33 +11,45 @@ import signal
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from tailprop.data.samplers import Key
+from tailprop.data.broken import Broken
+from tailprop.data.samplers import SampleKey
 from tailprop.runtime.allocator import keep_some_freed_memory
-from tailprop.runtime.rng import generators_kept
+from tailprop.runtime.rng import mix_seeds, preserve_rng_state
 
-__all__ = ["Examples", "make_loader", "to_device"]
+__all__ = ["KeyedDataset", "available_cores", "create_loader", "split_broken", "to_device"]
+
+T = TypeVar("T")
+_REPLACEMENTS = 16  # tried for a broken example
 
 
-def make_loader(
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def create_loader(
     dataset: Dataset[Any],
-    order: Sampler[list[Key]],
+    sampler: Sampler[list[SampleKey]],
     collate: Callable[[Sequence[Any]], Any],
     workers: int,
     device: torch.device,
 ) -> DataLoader[Any]:
+    """A loader with so many processes, or as many as there are cores if that is fewer: more would only wait for each other."""
+    workers = min(workers, available_cores())
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")  # more processes than cores: the user's choice
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # torch counts cores in its own way
         loader = DataLoader(
             dataset,
-            batch_sampler=order,
+            batch_sampler=sampler,
             collate_fn=collate,
             num_workers=workers,
             persistent_workers=workers > 0,
@@ -74,12 +86,36 @@ def _begin_worker(worker: int, polite: bool) -> None:  # noqa: ARG001 - torch pa
         signal.signal(number, signal.SIG_IGN)
 
 
-class Examples(Dataset[Any]):
-    """A dataset asked for whole batches of keys, so that generators are kept once for each batch."""
+class KeyedDataset(Dataset[Any], ABC):
+    """A dataset asked for whole batches of keys, so that the state of generators is kept once for each batch.
 
-    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:  # looked for by the loader
-        with generators_kept():
+    A subclass reads one example in `read_example`. One that cannot be read comes as `Broken`, in training (`replace_broken`)
+    with others in its place: from anywhere, as neighbours are often broken together, like the rows of a corrupt page.
+    """
+
+    replace_broken = False
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read_example(self, index: int, key: SampleKey) -> Any | Broken: ...
+
+    def __getitem__(self, key: SampleKey) -> list[Any | Broken]:
+        found = [self.read_example(key.index, key)]
+        while self.replace_broken and isinstance(found[-1], Broken) and len(found) <= _REPLACEMENTS:
+            found.append(self.read_example(mix_seeds(key.seed, len(found), 4) % len(self), key))
+        return found
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> list[Any]:  # looked for by the loader
+        with preserve_rng_state():
             return [self[key] for key in keys]
+
+
+def split_broken(examples: Iterable[Iterable[T | Broken]]) -> tuple[list[T], list[Broken]]:
+    """The examples of a batch, and what could not be read."""
+    found = [item for example in examples for item in example]
+    return [item for item in found if not isinstance(item, Broken)], [item for item in found if isinstance(item, Broken)]
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:

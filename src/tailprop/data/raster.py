@@ -1,4 +1,4 @@
-"""Pictures as arrays with every bit they have: 8 or 16 for each value, gray or colour, with or without transparency.
+"""Images as arrays with every bit they have: 8 or 16 for each value, gray or colour, with or without transparency.
 
 Pillow cuts 16-bit colour down to 8 bits; there imagecodecs (PNG) and tifffile step in. A colour profile goes with the pixels.
 
@@ -17,7 +17,7 @@ import tifffile
 from PIL import Image
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import reason_of, upright
+from tailprop.data.images import describe_error, exif_transpose
 from tailprop.utils.files import write_atomically
 
 __all__ = [
@@ -40,37 +40,37 @@ STUDIO_LUMA: Final = (65.481, 128.553, 24.966)  # the same in studio range, 16 t
 
 
 def try_pixels(path: Path) -> Pixels | Broken:
-    """The picture in a file, or why it cannot be read."""
+    """The image in a file, or why it cannot be read."""
     try:
         return read_pixels(path)
     except Exception as error:  # a decoder trips over damage in many ways
-        return Broken(str(path), reason_of(error))
+        return Broken(str(path), describe_error(error))
 
 
 def read_pixels(path: Path) -> Pixels:
-    """The picture in a file, upright; of several frames the first, of a palette its colours."""
+    """The image in a file, upright; of several frames the first, of a palette its colours."""
     with Image.open(path) as file:
         if _is_deep_colour(file):
             return _turn_upright(_read_deep_colour(path, str(file.format)), file.getexif().get(_ORIENTATION, 1))
         file.load()
         black_is_high = file.mode.startswith("I;16") and _tags(file).get(_PHOTOMETRIC) == 0  # Pillow turns 8 bits only
-        picture = upright(file)
-    if picture.mode == "F":
+        image = exif_transpose(file)
+    if image.mode == "F":
         raise ValueError("its pixels are floats, and nothing says which of them is white; save it with 8 or 16 bits")
-    if picture.mode.startswith("I"):
-        values = np.asarray(picture).astype(np.int64)
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError("its pixels have 32 bits, and nothing says which of them is white; save it with 8 or 16 bits")
         return (65535 - values if black_is_high else values).astype(np.uint16)[..., None]
-    values = np.array(picture.convert(_plain_mode(picture)))
+    values = np.array(image.convert(_plain_mode(image)))
     return values[..., None] if values.ndim == 2 else values
 
 
-def _plain_mode(picture: Image.Image) -> str:
-    see_through = "transparency" in picture.info  # one colour of a PNG or a GIF
-    if picture.mode in ("1", "L", "LA", "La"):
-        return "LA" if see_through or picture.mode in ("LA", "La") else "L"
-    return "RGBA" if see_through or picture.mode in ("RGBA", "RGBa", "PA") else "RGB"
+def _plain_mode(image: Image.Image) -> str:
+    see_through = "transparency" in image.info  # one colour of a PNG or a GIF
+    if image.mode in ("1", "L", "LA", "La"):
+        return "LA" if see_through or image.mode in ("LA", "La") else "L"
+    return "RGBA" if see_through or image.mode in ("RGBA", "RGBa", "PA") else "RGB"
 
 
 def _tags(file: Image.Image) -> dict[int, Any]:
@@ -105,13 +105,13 @@ def _turn_upright(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def read_profile(path: Path) -> bytes | None:
-    """The colour profile of a picture, if its pixels are read in the colours it speaks of: CMYK becomes RGB, and has none."""
+    """The colour profile of an image, if its pixels are read in the colours it speaks of: CMYK becomes RGB, and has none."""
     with Image.open(path) as file:
         return file.info.get("icc_profile") if file.mode not in ("CMYK", "YCbCr", "LAB", "HSV") else None
 
 
 def write_pixels(path: Path, pixels: Pixels, profile: bytes | None = None) -> None:
-    """Save a picture as PNG, with the bits it has."""
+    """Save an image as PNG, with the bits it has."""
     path.parent.mkdir(parents=True, exist_ok=True)
     encoded = bytes(imagecodecs.png_encode(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)))
     write_atomically(path, lambda part: part.write_bytes(_with_profile(encoded, profile)))
@@ -131,7 +131,7 @@ def peak(pixels: Pixels) -> int:
 
 
 def studio_luma(pixels: Pixels) -> Pixels:
-    """The luma of RGB, (H, W, 3) -> (H, W, 1), in the pictures' own bits: what SwinIR's JPEG tests take for gray."""
+    """The luma of RGB, (H, W, 3) -> (H, W, 1), in the images' own bits: what SwinIR's JPEG tests take for gray."""
     top = peak(pixels)
     luma = pixels.astype(np.float64) / top @ np.array(STUDIO_LUMA) + 16
     return np.round(luma * (top / 255)).astype(pixels.dtype)[..., None]

@@ -8,13 +8,13 @@ import torch
 from torch.utils.data import Sampler
 
 from tailprop.runtime.distributed import World
-from tailprop.runtime.rng import mix
+from tailprop.runtime.rng import mix_seeds
 
-__all__ = ["EvalOrder", "Key", "TrainOrder"]
+__all__ = ["EvalSampler", "SampleKey", "TrainSampler"]
 
 
 @dataclass(frozen=True)
-class Key:
+class SampleKey:
     """Asks a dataset for an example: its index, the seed of its augmentation, and how far the training is (0 to 1)."""
 
     index: int
@@ -22,7 +22,7 @@ class Key:
     progress: float = 1.0
 
 
-class TrainOrder(Sampler[list[Key]]):
+class TrainSampler(Sampler[list[SampleKey]]):
     """Shuffled batches of one process: global batch k is a piece of a permutation, and each process takes its part of it.
 
     An epoch is one pass over the examples, without the last, incomplete global batch. With `epoch_steps` it is that many
@@ -61,18 +61,18 @@ class TrainOrder(Sampler[list[Key]]):
     def __len__(self) -> int:
         return (self.steps - self.start) * self.accumulate
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         whole = self.batch * self.world.size
         began = self.epoch * self.steps * self.accumulate * whole if self.epoch_steps else self.epoch * self.count
         for k in range(self.start * self.accumulate, self.steps * self.accumulate):
             first = began + k * whole + self.world.rank * self.batch
             yield [self._key(place) for place in range(first, first + self.batch)]
 
-    def _key(self, place: int) -> Key:
+    def _key(self, place: int) -> SampleKey:
         """The example at a place of the endless row of permutations."""
         turn = place // self.count
-        index = _permutation(self.count, mix(self.seed, turn))[place % self.count]
-        return Key(index, mix(self.seed, turn, index), self.epoch / self.epochs)
+        index = _permutation(self.count, mix_seeds(self.seed, turn))[place % self.count]
+        return SampleKey(index, mix_seeds(self.seed, turn, index), self.epoch / self.epochs)
 
 
 @lru_cache(maxsize=2)
@@ -80,7 +80,7 @@ def _permutation(count: int, seed: int) -> list[int]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-class EvalOrder(Sampler[list[Key]]):
+class EvalSampler(Sampler[list[SampleKey]]):
     """Every example once over all processes, in order: no example is repeated to even out the shards."""
 
     def __init__(self, count: int, batch: int, world: World) -> None:
@@ -91,6 +91,6 @@ class EvalOrder(Sampler[list[Key]]):
     def __len__(self) -> int:
         return -(-len(self.indices) // self.batch)
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         for first in range(0, len(self.indices), self.batch):
-            yield [Key(i, i) for i in self.indices[first : first + self.batch]]
+            yield [SampleKey(i, i) for i in self.indices[first : first + self.batch]]

@@ -1,14 +1,16 @@
-"""What folders and snapshots share: the names a split goes by, a root that must exist, classes without names."""
+"""Splits of a dataset: the names they go by, their fingerprint, and what two of them have in common."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-__all__ = ["SPLITS", "existing_folder", "numbered_classes"]
+__all__ = ["SPLITS", "Contents", "count_shared", "existing_folder", "hash_parts", "numbered_classes", "split_folder"]
 
-SPLITS: Final = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "test")}
+SPLITS: Final = {"train": ("train", "training"), "validation": ("validation", "val", "valid", "test", "testing")}
 _MOST_CLASSES: Final = 1_000_000
 
 
@@ -19,9 +21,47 @@ def existing_folder(root: Path) -> Path:
     return root
 
 
+def split_folder(root: Path, split: str, is_split: Callable[[Path], bool]) -> Path | None:
+    """The folder of a split by its usual names, in capitals or not, that `is_split` agrees to; none if there is none."""
+    folders = sorted(path for path in root.iterdir() if path.is_dir())
+    candidates = (path for name in SPLITS[split] for path in folders if path.name.lower() == name)
+    return next((path for path in candidates if is_split(path)), None)
+
+
 def numbered_classes(labels: np.ndarray, name: Callable[[int], str]) -> tuple[str, ...]:
     """Numbers in place of names, as many as the labels ask for."""
     count = int(labels.max(initial=-1)) + 1
     if count > _MOST_CLASSES:
-        raise ValueError(f"label {count - 1} of {name(int(labels.argmax()))} is no number of a class; mend the labels")
+        raise ValueError(f"label {count - 1} of {name(int(labels.argmax()))} is not a valid class index; fix the labels")
     return tuple(map(str, range(count)))
+
+
+def hash_parts(parts: Iterable[str | bytes]) -> str:
+    """A fingerprint of what makes up a split: its classes, its files, its labels, in order."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The encoded images of a split, by place: how many bytes each has, and how to read them."""
+
+    sizes: Sequence[int]
+    read: Callable[[int], bytes]
+
+    @classmethod
+    def of_files(cls, paths: Sequence[Path]) -> "Contents":
+        return cls([path.stat().st_size for path in paths], lambda place: paths[place].read_bytes())
+
+
+def count_shared(known: Contents, measured: Contents) -> int:
+    """How many measured images are, byte for byte, among the known ones. Only what has the size of another is read."""
+    wanted = set(known.sizes) & set(measured.sizes)
+    seen = {_digest(known, place) for place, size in enumerate(known.sizes) if size in wanted}
+    return sum(size in wanted and _digest(measured, place) in seen for place, size in enumerate(measured.sizes))
+
+
+def _digest(contents: Contents, place: int) -> bytes:
+    return hashlib.sha256(contents.read(place)).digest()

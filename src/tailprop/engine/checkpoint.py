@@ -15,7 +15,7 @@ from tailprop.utils.files import write_atomically
 
 __all__ = ["load", "read_checkpoint", "read_state_dict", "save", "save_tensors", "save_weights", "warm_start"]
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 def save(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
@@ -33,11 +33,20 @@ def load(path: Path) -> dict[str, Any]:
         payload = read_checkpoint(path)
     except ValueError as error:
         raise ValueError(f"{error}; to start from other weights of the run use --model.init and another --run.out") from None
+    if payload.get("format") == 3:
+        return _upgrade(payload)
     if payload.get("format") != _FORMAT:
         raise ValueError(
             f"{path} is not a checkpoint of this version of the program; to start from its weights use --model.init"
         )
     return payload
+
+
+def _upgrade(payload: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of format 3, whose settings had other names: their hash says nothing, config.yaml is compared instead."""
+    position = dict(payload["position"])
+    position["global_step"] = position.pop("total")
+    return payload | {"position": position, "config_hash": None}
 
 
 def save_weights(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
@@ -62,7 +71,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:  # damage makes an unpickler trip in many ways: struct.error, AssertionError, TypeError
-        raise ValueError(f"{path} is damaged, or holds more than weights and was not executed ({_reason(error)})") from error
+        raise ValueError(f"{path} is corrupt, or holds more than weights and was not executed ({_reason(error)})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no state dict")
     return content

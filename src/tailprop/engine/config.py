@@ -1,25 +1,18 @@
-"""Settings as dataclasses, filled from a YAML recipe and from the command line; an unknown name is refused with the nearest.
+"""The settings every task shares: model, optimizer, run.
 
-Every field carries a doc line: it is the help text of `tailprop train RECIPE --help`.
+Every field carries a doc line: it is the help text of `tailprop train RECIPE --help`. What a field means for resuming and
+exporting stands in `setting`.
 """
 
-import dataclasses
-import difflib
-import hashlib
-import json
-import types
-import typing
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal
 
-import tyro
-
+from tailprop.engine.settings import setting
 from tailprop.utils.validation import check_at_least
 
-__all__ = ["ModelConfig", "OptimConfig", "RunConfig", "build", "config_hash", "to_dict"]
-
-T = TypeVar("T")
+__all__ = ["ModelConfig", "OptimConfig", "RunConfig", "TaskConfig"]
 
 
 @dataclass(frozen=True)
@@ -28,32 +21,34 @@ class ModelConfig:
 
     name: str = "tailprop_tiny"
     """Any name timm knows, ours included."""
-    init: str | None = None
+    init: str | None = setting(None, local=True)
     """Checkpoint to start from: a run folder, .safetensors or .pt file; what does not fit is left out and reported.
     One of another model is refused if it fills less than half of this one."""
     drop_path: float | None = None
     """Stochastic depth; none given = the model's own."""
     in_chans: int = 3
     """Channels of the images."""
-    args: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
-    """Further arguments of the model, in a recipe only."""
+    args: dict[str, Any] = setting(factory=dict)
+    """Further arguments of the model as name=value, for example mixer=cauchy mixer_args.scale_init=0.2."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW (which without weight decay is Adam), linear warm-up, then a decay."""
+    """Optimizer, linear warm-up, then a decay of the learning rate."""
 
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    """adamw; muon: orthogonal steps for matrices, AdamW for the rest; sgd: Nesterov momentum of betas[0]."""
     epochs: int = 300
     """Passes over the training set, or multiples of epoch_steps."""
     epoch_steps: int | None = None
     """Optimizer steps that count as an epoch, whatever the size of the training set; none = one pass over it."""
-    batch: int = 128
+    batch_size: int = setting(128, free=True, aliases=("batch",))
     """Images at once in each process."""
-    accumulate: int = 1
+    grad_accum_steps: int = setting(1, free=True, aliases=("accumulate",))
     """Batches whose gradients are added up before a step."""
     lr: float = 5e-4
-    """Peak learning rate, for a global batch of `lr_batch` images."""
-    lr_batch: int | None = 512
+    """Peak learning rate, for a global batch of `lr_base_size` images."""
+    lr_base_size: int | None = setting(512, aliases=("lr_batch",))
     """The learning rate grows with the global batch over this; none = it is taken as it is."""
     min_lr: float = 5e-6
     """Learning rate at the end."""
@@ -61,82 +56,94 @@ class OptimConfig:
     """Epochs of linear warm-up from nearly zero."""
     warmup_steps: int | None = None
     """Optimizer steps of warm-up, in place of warmup_epochs."""
-    decay: Literal["cosine", "poly", "steps"] = "cosine"
+    sched: Literal["cosine", "poly", "steps"] = setting("cosine", aliases=("decay",))
     """After the warm-up: a cosine or a straight line down to min_lr, or a drop at each of the milestones."""
     milestones: tuple[float, ...] = ()
-    """Epochs after which the learning rate drops, for decay steps."""
+    """Epochs after which the learning rate drops, for sched steps."""
     gamma: float = 0.1
     """What the learning rate is multiplied by at a milestone."""
     weight_decay: float = 0.08
-    """Decay of weights; none on norms, biases, scales and gates."""
+    """Weight decay; none on norms, biases, scales and gates."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's momenta."""
-    clip: float | None = 5.0
+    clip_grad: float | None = setting(5.0, aliases=("clip",))
     """Largest norm of the gradient; none = no clipping."""
     scale_lr: float = 1.0
     """Learning rate of the propagation scales over that of everything else."""
-    matrix_lr: float | None = None
-    """Muon in place of AdamW for matrices, at so many times the learning rate (4 is a good start); none = AdamW for all."""
+    muon_lr_scale: float = 4.0
+    """Muon's learning rate for matrices over that of everything else."""
+
+    @staticmethod
+    def upgrade(values: dict[str, Any]) -> dict[str, Any]:
+        """Until Muon had a name, `matrix_lr` chose it."""
+        if "matrix_lr" in values and (scale := values.pop("matrix_lr")) is not None:
+            values |= {"name": "muon", "muon_lr_scale": scale}
+        return values
 
     def check(self) -> None:
-        for name in ("epochs", "batch", "accumulate"):
+        for name in ("epochs", "batch_size", "grad_accum_steps"):
             check_at_least(f"optim.{name}", getattr(self, name), 1)
         for name in ("lr", "min_lr", "warmup_epochs", "weight_decay", "scale_lr"):
-            check_at_least(f"optim.{name}", getattr(self, name), 0)
-        if self.matrix_lr is not None and not self.matrix_lr > 0:
-            raise ValueError(f"optim.matrix_lr is positive, or none for AdamW alone; got {self.matrix_lr}")
-        for name in ("lr_batch", "epoch_steps"):
+            _check_rate(f"optim.{name}", getattr(self, name))
+        if not 0 < self.muon_lr_scale < math.inf:
+            raise ValueError(f"optim.muon_lr_scale must be positive and finite, got {self.muon_lr_scale}")
+        for name in ("lr_base_size", "epoch_steps"):
             if getattr(self, name) is not None:
                 check_at_least(f"optim.{name}", getattr(self, name), 1)
         if self.warmup_steps is not None:
             check_at_least("optim.warmup_steps", self.warmup_steps, 0)
-        self._check_decay()
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"optim.clip is positive, or none for no clipping; got {self.clip}")
+        self._check_schedule()
+        if self.clip_grad is not None and not self.clip_grad > 0:
+            raise ValueError(f"optim.clip_grad is positive, or none for no clipping; got {self.clip_grad}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optim.betas lie in [0, 1), got {self.betas}")
 
-    def _check_decay(self) -> None:
-        if (self.decay == "steps") != bool(self.milestones):
-            raise ValueError("optim.milestones belong to optim.decay steps; set both or neither")
-        if list(self.milestones) != sorted(self.milestones) or any(m <= 0 for m in self.milestones):
+    def _check_schedule(self) -> None:
+        if (self.sched == "steps") != bool(self.milestones):
+            raise ValueError("optim.milestones belong to optim.sched steps; set both or neither")
+        if list(self.milestones) != sorted(self.milestones) or any(not 0 < m < math.inf for m in self.milestones):
             raise ValueError(f"optim.milestones are rising, positive epochs; got {self.milestones}")
-        check_at_least("optim.gamma", self.gamma, 0)
+        _check_rate("optim.gamma", self.gamma)
+
+
+def _check_rate(name: str, value: float) -> None:
+    if not 0 <= value < math.inf:  # written so that NaN is refused too
+        raise ValueError(f"{name} must be finite and at least 0, got {value}")
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """Where and how the run goes."""
 
-    out: Path = Path("runs/train")
+    out: Path = setting(Path("runs/train"), free=True)
     """Run folder."""
-    resume: bool = False
-    """Go on from the last checkpoint of the run folder; start there if it holds none."""
-    overwrite: bool = False
+    resume: bool = setting(False, free=True)
+    """Resume from the last checkpoint of the run folder; start there if it holds none."""
+    overwrite: bool = setting(False, free=True)
     """Throw away the run that is in the folder."""
     seed: int = 0
     """Seed of weights, order and augmentation."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", free=True)
     """Where to train; auto takes a GPU if there is one."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast type; fp16 scales the loss."""
-    threads: int = 0
+    threads: int = setting(0, free=True)
     """CPU threads of each process; 0 = PyTorch's choice."""
     ema: float = 0.0
     """Decay of an exponential moving average of the weights, which is then evaluated; 0 = none."""
     compile: bool = False
     """torch.compile the model, anew for each size of its input."""
-    grad_checkpointing: bool = False
+    grad_checkpointing: bool = setting(False, free=True)
     """Compute activations again in the backward pass instead of keeping them."""
-    check_gradients: bool = False
+    check_gradients: bool = setting(False, free=True)
     """Stop at a gradient that is not finite (the loss is always checked)."""
-    save_every: int = 500
+    save_every: int = setting(500, free=True)
     """Steps between checkpoints; one is written after every epoch as well."""
-    log_every: int = 20
+    log_every: int = setting(20, free=True)
     """Steps between lines of metrics.jsonl."""
     eval_every: int = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
-    tensorboard: bool = True
+    tensorboard: bool = setting(True, free=True)
     """Write TensorBoard events."""
 
     def check(self) -> None:
@@ -150,77 +157,16 @@ class RunConfig:
             raise ValueError("run.resume and run.overwrite exclude each other; choose one")
 
 
-def build(kind: type[T], values: dict[str, Any], where: str = "") -> T:
-    """An instance of a dataclass from plain values; unknown names and wrong types are refused."""
-    hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type] # T is a dataclass
-    for name in values:
-        if name not in names:
-            close = difflib.get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {where}{close[0]}?" if close else f"there are {', '.join(names)}"
-            raise ValueError(f"unknown setting {where}{name}; {hint}")
-    return kind(**{name: _convert(hints[name], value, f"{where}{name}") for name, value in values.items()})
+@dataclass(frozen=True)
+class TaskConfig:
+    """What the settings of every task have; a task adds its own sections."""
 
+    task: str = ""
+    """What is trained."""
+    model: ModelConfig = setting(factory=ModelConfig)
+    optim: OptimConfig = setting(factory=OptimConfig)
+    run: RunConfig = setting(factory=RunConfig, local=True, free=False)
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} holds several settings, got {value!r}")
-        return build(typing.cast(type, hint), value, f"{where}.")
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _convert_optional(args, value, where)
-    if origin is Literal:
-        if value not in args:
-            raise ValueError(f"{where} is one of {', '.join(map(str, args))}, got {value!r}")
-        return value
-    if origin is tuple:
-        return _convert_tuple(args, value, where)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} holds values by name, got {value!r}")
-        return value
-    if hint is Any:
-        return value
-    return _convert_scalar(hint, value, where)
-
-
-def _convert_optional(args: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None:
-        return None
-    kinds = [a for a in args if a is not type(None)]
-    return _convert(kinds[0], value, where)
-
-
-def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or (args[-1] is not Ellipsis and len(value) != len(args)):
-        raise ValueError(f"{where} is a list of {'any length' if args[-1] is Ellipsis else len(args)}, got {value!r}")
-    kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-    return tuple(_convert(kind, item, where) for kind, item in zip(kinds, value, strict=True))
-
-
-def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
-    fits = {bool: bool, int: int, float: (int, float, str), str: str, Path: (str, Path)}[hint]  # YAML reads 5e-4 as text
-    if (isinstance(value, bool) and hint is not bool) or not isinstance(value, fits):  # type: ignore[arg-type]
-        raise ValueError(f"{where} is of type {hint.__name__}, got {value!r}")
-    try:
-        return hint(value)
-    except ValueError:
-        raise ValueError(f"{where} is of type {hint.__name__}, got {value!r}") from None
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain values, ready for YAML or JSON, and the same when they are read again: 20.0 where 20 was given for a float."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(v) for v in value]
-        return str(value) if isinstance(value, Path) else value
-
-    return plain(dataclasses.asdict(build(type(config), plain(dataclasses.asdict(config)))))
-
-
-def config_hash(values: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    def check(self) -> None:
+        self.optim.check()
+        self.run.check()

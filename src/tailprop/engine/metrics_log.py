@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from tailprop.engine.run_folder import RunFolder
-from tailprop.utils.files import naming
+from tailprop.utils.files import explain_write_errors
 
-__all__ = ["Journal", "journal"]
+__all__ = ["MetricsLog", "open_metrics_log"]
 
 
-class Journal:
+class MetricsLog:
     """A run's log; one that is not kept, as in every process but the first, takes rows and writes nothing."""
 
     def __init__(self, folder: RunFolder, kept: bool, events: Any = None) -> None:
@@ -23,24 +23,24 @@ class Journal:
         self.folder.log(row)
         if self.events is None:
             return
-        with naming(self.folder.tensorboard):
+        with explain_write_errors(self.folder.tensorboard):
             for name, value in row.items():
                 if isinstance(value, float):
                     self.events.add_scalar(f"{row['kind']}/{name}", value, row["step"])
 
 
 @contextmanager
-def journal(folder: RunFolder, kept: bool, tensorboard: bool, step: int) -> Iterator[Journal]:
+def open_metrics_log(folder: RunFolder, kept: bool, tensorboard: bool, step: int) -> Iterator[MetricsLog]:
     """The log of a run that has come to `step`: later events, of a process that died, are purged."""
     if not (kept and tensorboard):
-        yield Journal(folder, kept)
+        yield MetricsLog(folder, kept)
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    with naming(folder.tensorboard):
+    with explain_write_errors(folder.tensorboard):
         events = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
     try:
-        yield Journal(folder, kept, events)
+        yield MetricsLog(folder, kept, events)
     finally:
-        with naming(folder.tensorboard):
+        with explain_write_errors(folder.tensorboard):
             events.close()

@@ -1,7 +1,9 @@
 """The optimizer and the learning rate, as functions of the settings."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from timm.optim import param_groups_weight_decay
@@ -21,63 +23,89 @@ class Schedule:
     steps: int
     warmup_steps: int = 0
     min_lr: float = 0.0
-    decay: str = "cosine"
+    sched: str = "cosine"
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
 
     def at(self, step: int) -> float:
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
-        if self.decay == "steps":
+        if self.sched == "steps":
             return self.lr * self.gamma ** sum(step >= milestone for milestone in self.milestones)
         done = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
-        left = 1 - done if self.decay == "poly" else 0.5 * (1 + math.cos(math.pi * done))
+        left = 1 - done if self.sched == "poly" else 0.5 * (1 + math.cos(math.pi * done))
         return self.min_lr + (self.lr - self.min_lr) * left
 
 
 def build_schedule(optim: OptimConfig, steps_per_epoch: int, processes: int) -> Schedule:
-    """The rate grows linearly with the global batch, from the base rate at `lr_batch` images."""
-    scale = 1.0 if optim.lr_batch is None else optim.batch * optim.accumulate * processes / optim.lr_batch
+    """The rate grows linearly with the global batch, from the base rate at `lr_base_size` images."""
+    scale = 1.0 if optim.lr_base_size is None else optim.batch_size * optim.grad_accum_steps * processes / optim.lr_base_size
     return Schedule(
         lr=optim.lr * scale,
         steps=optim.epochs * steps_per_epoch,
         warmup_steps=round(optim.warmup_epochs * steps_per_epoch) if optim.warmup_steps is None else optim.warmup_steps,
         min_lr=optim.min_lr,
-        decay=optim.decay,
+        sched=optim.sched,
         milestones=tuple(round(epoch * steps_per_epoch) for epoch in optim.milestones),
         gamma=optim.gamma,
     )
 
 
-def build_optimizer(
-    model: nn.Module,
-    weight_decay: float,
-    scale_lr: float = 1.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    matrix_lr: float | None = None,
-) -> torch.optim.AdamW:
-    """AdamW without decay on norms, biases and what the model excepts; propagation scales may learn at another rate.
+def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
+    """The optimizer by name, without weight decay on norms, biases and what the model excludes."""
+    return OPTIMIZERS[optim.name](model, _groups(model, optim), optim)
 
-    With `matrix_lr` it is Muon: matrices, those of output layers excepted, take orthogonal steps at so many times the rate.
-    """
-    skip: set[str] = getattr(model, "no_weight_decay", set)()
-    groups = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=skip)
-    scales = {id(p) for name, p in model.named_parameters() if name.endswith("theta")}
+
+Groups = list[dict[str, Any]]
+
+
+def _groups(model: nn.Module, optim: OptimConfig) -> Groups:
+    """Parameters with and without weight decay, and the propagation scales, which may learn at another rate."""
+    groups = param_groups_weight_decay(model, optim.weight_decay, no_weight_decay_list=_no_weight_decay(model))
+    scales = _scales(model)
     for group in groups:
         group["lr_scale"] = 1.0
         group["params"] = [p for p in group["params"] if id(p) not in scales]
-    thetas = [p for p in model.parameters() if id(p) in scales]
-    if thetas:
-        groups.append({"params": thetas, "weight_decay": 0.0, "lr_scale": scale_lr})
-    if matrix_lr is None:
-        return torch.optim.AdamW(groups, betas=betas, fused=True)
-    spared = {id(p) for name, p in model.named_parameters() if name in skip} | scales | _outputs(model)
-    matrices = [p for p in model.parameters() if p.requires_grad and is_matrix(p) and id(p) not in spared]
+    if scales:
+        learned = [p for p in model.parameters() if id(p) in scales]
+        groups.append({"params": learned, "weight_decay": 0.0, "lr_scale": optim.scale_lr})
+    return groups
+
+
+def _no_weight_decay(model: nn.Module) -> set[str]:
+    return getattr(model, "no_weight_decay", set)()
+
+
+def _scales(model: nn.Module) -> set[int]:
+    """Parameters that a module names as its propagation scales."""
+    return {id(getattr(module, name)) for module in model.modules() for name in getattr(module, "scale_parameters", ())}
+
+
+def _adamw(_model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, betas=optim.betas, fused=True)
+
+
+def _muon(model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
+    """Muon: matrices, those of output layers excepted, take orthogonal steps at so many times the rate."""
+    skip = _no_weight_decay(model)
+    excluded = {id(p) for name, p in model.named_parameters() if name in skip} | _scales(model) | _outputs(model)
+    matrices = [p for p in model.parameters() if p.requires_grad and is_matrix(p) and id(p) not in excluded]
     taken = {id(p) for p in matrices}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in taken]
-    groups.append({"params": matrices, "weight_decay": weight_decay, "lr_scale": matrix_lr, "matrices": True})
-    return Muon(groups, betas=betas, fused=True)
+    how = {"weight_decay": optim.weight_decay, "lr_scale": optim.muon_lr_scale, "matrices": True}
+    return Muon([*groups, {"params": matrices, **how}], betas=optim.betas, fused=True)
+
+
+def _sgd(_model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.betas[0], nesterov=optim.betas[0] > 0)
+
+
+OPTIMIZERS: Final[dict[str, Callable[[nn.Module, Groups, OptimConfig], torch.optim.Optimizer]]] = {
+    "adamw": _adamw,
+    "muon": _muon,
+    "sgd": _sgd,
+}
 
 
 def _outputs(model: nn.Module) -> set[int]:

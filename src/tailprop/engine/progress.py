@@ -1,9 +1,8 @@
 """What a person sees while it runs."""
 
 import contextlib
-import resource
-import sys
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tailprop.runtime.distributed import World
+from tailprop.runtime.memory import peak_bytes
 from tailprop.utils.text import counted
 
 __all__ = ["Bar"]
@@ -25,7 +25,7 @@ class _Console(Console):
 
 
 class Bar:
-    """A progress bar with loss, rate and memory on the first process; on a terminal it moves, in a log it is silent."""
+    """A progress bar with loss, rate and memory on the main process; on a terminal it moves, in a log it is silent."""
 
     def __init__(self, total: int, done: int, images_per_step: int, world: World) -> None:
         self.world, self.images = world, images_per_step
@@ -41,7 +41,7 @@ class Bar:
             TimeRemainingColumn(),
         )
         note = TextColumn("{task.fields[note]}")
-        self.progress = Progress(*columns, note, console=console, disable=not world.is_first)
+        self.progress = Progress(*columns, note, console=console, disable=not world.is_main)
         self.task = self.progress.add_task("training", total=total, completed=done, note="")
         self.done = done
         self.rate = 0.0  # images per second, smoothed
@@ -65,32 +65,20 @@ class Bar:
         note = f"loss {loss:.3f} lr {lr:.2g} {self.rate:.0f} img/s {self.memory:.1f} GB"
         self.progress.update(self.task, completed=done, description=where, note=note)
 
-    def say(self, row: dict[str, float], broken: int) -> None:
-        """A line for the epoch."""
-        if not self.world.is_first:
+    def print_epoch(self, row: dict[str, float], metrics: Iterable[str], broken: int) -> None:
+        """A line for the epoch, with those of the task's metrics that were measured."""
+        if not self.world.is_main:
             return
-        metrics = ", ".join(f"{name} {row[name]:.2f}" for name in _spoken(row))
-        lost = f", {counted(broken, 'broken picture')} left out" if broken else ""
+        measured = ", ".join(f"{name} {row[name]:.2f}" for name in metrics if name in row)
+        lost = f", {counted(broken, 'broken image')} left out" if broken else ""
         self.progress.console.print(
-            f"epoch {row['epoch']:>3.0f}  loss {row['loss']:.4f}  {metrics}  "
+            f"epoch {row['epoch']:>3.0f}  loss {row['loss']:.4f}  {measured}  "
             f"{row['img_per_s']:.0f} img/s  {row['minutes']:.1f} min{lost}",
             soft_wrap=True,
         )
         self.last = time.perf_counter()
 
 
-def _spoken(row: dict[str, float]) -> list[str]:
-    """The metrics for a person: of many, those that are not broken down further; metrics.jsonl has them all."""
-    names = [name for name in row if name not in _SAID]
-    return names if len(names) <= 8 else [name for name in names if name.endswith(("ap", "ap50", "ap75"))]
-
-
-_SAID = ("epoch", "loss", "lr", "minutes", "cpu_minutes", "img_per_s")
-
-
 def _memory_gb(device: torch.device) -> float:
     """The most memory used so far: the GPU's, or this process's."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    return (torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_bytes()) / 1e9

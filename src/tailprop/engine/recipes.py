@@ -1,17 +1,16 @@
 """Recipes: YAML files of settings, by name or by path."""
 
-import difflib
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tailprop.utils.text import did_you_mean
+
 __all__ = ["find_recipe", "read_recipe", "recipe_names"]
 
 _PACKAGE = Path(__file__).parents[1]
-
-
-_RECIPE_FOLDERS = (Path("recipes"), _PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")  # yours, a checkout's, the wheel's
+_FOLDERS = (Path("recipes"), _PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")  # yours, a checkout's, the wheel's
 
 
 def find_recipe(name: str) -> Path:
@@ -20,7 +19,7 @@ def find_recipe(name: str) -> Path:
         if not Path(name).is_file():
             raise ValueError(f"no recipe file {name}")
         return Path(name)
-    for folder in _RECIPE_FOLDERS:
+    for folder in _FOLDERS:
         if (folder / f"{name}.yaml").is_file():
             return folder / f"{name}.yaml"
     if (run := Path(name) / "config.yaml").is_file():
@@ -29,15 +28,11 @@ def find_recipe(name: str) -> Path:
         raise ValueError(
             f"the folder {name} has no config.yaml that would tell what is run in it; give the recipe, with --run.out {name}"
         )
-    known = recipe_names()
-    close = difflib.get_close_matches(name, known, n=1)
-    raise ValueError(
-        f"no recipe {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}")
-    )
+    raise ValueError(f"no recipe {name!r}; {did_you_mean(name, recipe_names())}")
 
 
 def recipe_names() -> list[str]:
-    return sorted({path.stem for folder in _RECIPE_FOLDERS if folder.is_dir() for path in folder.glob("*.yaml")})
+    return sorted({path.stem for folder in _FOLDERS if folder.is_dir() for path in folder.glob("*.yaml")})
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

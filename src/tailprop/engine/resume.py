@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Identity", "Position"]
+__all__ = ["LoopState", "RunIdentity"]
 
 
 @dataclass
-class Position:
+class LoopState:
     """How far the run is, and what it has measured: everything a checkpoint needs besides tensors."""
 
     epoch: int = 0  # epochs finished
     step: int = 0  # optimizer steps finished in the current epoch
-    total: int = 0  # optimizer steps finished in all
+    global_step: int = 0  # optimizer steps finished in all
     loss_sum: float = 0.0  # of those steps
     seconds: float = 0.0  # of training, evaluation not included
     cpu_seconds: float = 0.0  # of this process, all threads, loader processes not included
@@ -26,13 +26,13 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Identity:
+class RunIdentity:
     """What a run has in common with its checkpoints: one that differs in it is of another run."""
 
     config_hash: str  # of the settings that decide what is learned
     split_hash: dict[str, str]  # of the data, split by split
     steps_per_epoch: int
-    division: list[int]  # of a step: processes, batch, accumulate; their product stays, they need not
+    division: list[int]  # of a step: processes, batch size, accumulation; their product stays, they need not
 
     @property
     def global_batch(self) -> int:
@@ -41,14 +41,17 @@ class Identity:
 
     def check(self, saved: Mapping[str, Any], path: Path) -> None:
         """Refuse a checkpoint of another run."""
-        if saved["config_hash"] != self.config_hash:  # config.yaml, which would name them, is gone or of another run
+        if saved["config_hash"] not in (
+            None,
+            self.config_hash,
+        ):  # config.yaml, which would name them, is gone or of another run
             raise ValueError(
                 f"{path} was trained with other settings; repeat them, or start a new run from its weights with --model.init"
             )
         if (before := math.prod(saved["division"])) != self.global_batch:
             raise ValueError(
-                f"{path} was made with {before} images in a step, now there are {self.global_batch}; choose --optim.batch and "
-                "--optim.accumulate so that processes x batch x accumulate stays"
+                f"{path} was made with {before} images in a step, now there are {self.global_batch}; choose --optim.batch-size and "
+                "--optim.grad-accum-steps so that processes x batch_size x grad_accum_steps stays"
             )
         if saved["steps_per_epoch"] != self.steps_per_epoch:  # position and learning rate are counted in steps
             raise ValueError(
@@ -67,6 +70,6 @@ class Identity:
             return None
         before, now = (" x ".join(map(str, division)) for division in (saved["division"], self.division))
         return (
-            f"processes x batch x accumulate was {before} and is {now}: the same pictures in every step, but another run "
+            f"processes x batch_size x grad_accum_steps was {before} and is {now}: the same images in every step, but another run "
             "where batch norm, mixup, CutMix or drop path see the division"
         )

@@ -7,7 +7,7 @@ history.csv        the epochs of a finished run as a table
 last.pt, best.pt   checkpoints
 model.safetensors  the best weights
 tensorboard/       events
-launch.txt         under torchrun, the name of the launch: its restarts go on by themselves
+launch.txt         under torchrun, the id of the launch: its restarts resume by themselves
 .lock              locked while a process trains here
 """
 
@@ -17,13 +17,16 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
-from tailprop.engine.run_settings import _absolute, read_config, refuse_changes
-from tailprop.utils.files import PART, naming, write_atomically, write_json
+from tailprop.engine.config import TaskConfig
+from tailprop.engine.run_settings import check_unchanged, read_config
+from tailprop.engine.settings import absolute_paths, to_dict
+from tailprop.utils.files import PART, explain_write_errors, write_atomically, write_json
 
 try:
     import fcntl
@@ -32,67 +35,67 @@ except ImportError:  # not a POSIX system: runs have to be kept apart by hand
 
 __all__ = ["RunFolder"]
 
-_DRAWN = ("learning.png", "confusion.png", "operator.png", "pictures.jpg", "restored.png", "coco_results.json")
-
 
 class RunFolder:
-    """Paths of a run, and its log."""
+    """Paths of a run, and its log. `artifacts` are names of the files that the task adds."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, artifacts: Sequence[str] = ()) -> None:
+        self.path, self.artifacts = path, [path / name for name in artifacts]
         self.config, self.manifest, self.metrics = path / "config.yaml", path / "manifest.json", path / "metrics.jsonl"
         self.last, self.best, self.weights = path / "last.pt", path / "best.pt", path / "model.safetensors"
         self.tensorboard, self.launch, self.history = path / "tensorboard", path / "launch.txt", path / "history.csv"
         self.lock = path / ".lock"
-        self._locked: IO[str] | None = None
+        self._lock_file: IO[str] | None = None
 
-    def check(self, settings: dict[str, Any], resume: bool, overwrite: bool) -> None:
+    def check(self, config: TaskConfig) -> None:
         """Refuse a folder that holds another run, or something else; nothing is changed in it yet."""
+        resume, overwrite = config.run.resume, config.run.overwrite
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; the run needs a folder")
         if self.lock.exists():
-            self.hold()
+            self.acquire()
         before = read_config(self.path) if self.config.exists() else None  # refuses a config.yaml that is not ours
-        held = any(path.exists() for path in self._ours())
-        if held and not overwrite and not resume:
+        holds_run = any(path.exists() for path in self._files())
+        if holds_run and not overwrite and not resume:
             raise ValueError(
-                f"{self.path} holds a run; go on with it (--run.resume), replace it (--run.overwrite) or change --run.out"
+                f"{self.path} holds a run; resume it (--run.resume), replace it (--run.overwrite) or change --run.out"
             )
         if resume and not self.last.exists() and (self.best.exists() or self.weights.exists()):
             raise ValueError(
-                f"{self.last} is gone, so there is nothing to go on from, and a new start would replace the best weights; "
+                f"{self.last} is gone, so there is nothing to resume from, and a new start would replace the best weights; "
                 "start from them in another folder (--model.init, --run.out), or anew (--run.overwrite)"
             )
         if before is not None and resume:
-            refuse_changes(before, settings, self.path)
+            check_unchanged(before, config, self.path)
 
-    def begin(self, settings: dict[str, Any], overwrite: bool, launch: str = "") -> None:
+    def begin(self, config: TaskConfig, launch: str = "") -> None:
         """Make the folder ready. Called when everything else is: a mistake in the settings must not cost the old run."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from None
-        self.hold()
-        for path in self._ours():
+        self.acquire()
+        for path in self._files():
             path.with_name(path.name + PART).unlink(missing_ok=True)  # half written by a process that died
-        if overwrite:
+        if config.run.overwrite:
             self._remove()
         if launch:  # first: a process killed after config.yaml would leave a run that this launch does not know for its own
             write_atomically(self.launch, lambda part: part.write_text(launch))
-        asked = {"resume": False, "overwrite": False}  # of this launch alone: the file is a recipe, too
-        data = {name: _absolute(value) if name in ("root", "cache") else value for name, value in settings["data"].items()}
-        kept = yaml.safe_dump(settings | {"run": settings["run"] | asked, "data": data}, sort_keys=False)
+        launched = replace(
+            config.run, resume=False, overwrite=False
+        )  # those are of this launch alone: the file is a recipe, too
+        kept = yaml.safe_dump(to_dict(absolute_paths(replace(config, run=launched))), sort_keys=False)
         write_atomically(self.config, lambda part: part.write_text(kept))
 
     def _unusable(self, error: OSError) -> ValueError:
         return ValueError(f"cannot write into the run folder {self.path} ({error.strerror}); change --run.out")
 
-    def hold(self) -> None:
-        """Keep other processes from training here, until this one lets go or dies.
+    def acquire(self) -> None:
+        """Keep other processes from training here, until this one releases the lock or dies.
 
         By a record lock: `flock` would be inherited by loader processes, and outlive a killed run in them.
         """
-        if fcntl is None or self._locked is not None:
+        if fcntl is None or self._lock_file is not None:
             return
         try:
             file = self.lock.open("a")
@@ -107,14 +110,14 @@ class RunFolder:
                     f"{self.path} is in use: another process is training in it; wait for it, or change --run.out"
                 ) from None
             return  # a file system without locks
-        self._locked = file
+        self._lock_file = file
 
-    def let_go(self) -> None:
-        if self._locked is not None:
-            self._locked.close()
-            self._locked = None
+    def release(self) -> None:
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
 
-    def is_of(self, launch: str) -> bool:
+    def was_started_by(self, launch: str) -> bool:
         """Whether the run was begun, or last resumed, by this launch of torchrun."""
         return bool(launch) and self.launch.is_file() and self.launch.read_text() == launch
 
@@ -122,7 +125,7 @@ class RunFolder:
         write_json(self.manifest, manifest)
 
     def read_manifest(self) -> dict[str, Any]:
-        """What stands in it; nothing where it is lost or damaged, for which no run shall fail."""
+        """What stands in it; nothing where it is lost or corrupt, for which no run shall fail."""
         try:
             found = json.loads(self.manifest.read_text())
         except (OSError, ValueError):
@@ -130,7 +133,7 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def log(self, row: Mapping[str, Any]) -> None:
-        with naming(self.metrics), self.metrics.open("a") as file:
+        with explain_write_errors(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps({**row, "time": round(time.time(), 1)}) + "\n")
 
     def write_history(self, rows: Sequence[Mapping[str, float]]) -> None:
@@ -155,13 +158,13 @@ class RunFolder:
         kept = [line for line in self.metrics.read_text().splitlines() if _is_known(line, step, epochs)]
         write_atomically(self.metrics, lambda part: part.write_text("".join(f"{line}\n" for line in kept)))
 
-    def _ours(self) -> list[Path]:
+    def _files(self) -> list[Path]:
         """The files a run writes; whatever else lies there is somebody's."""
         files = [self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.launch, self.history]
-        return files + [self.path / name for name in _DRAWN]
+        return files + self.artifacts
 
     def _remove(self) -> None:
-        for path in self._ours():
+        for path in self._files():
             path.unlink(missing_ok=True)
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 

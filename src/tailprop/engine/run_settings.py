@@ -1,46 +1,26 @@
-"""The settings behind a run folder or exported weights, and which of them may change."""
+"""The settings and weights behind a run folder or an exported file."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from safetensors import SafetensorError, safe_open
 
-import tailprop.backbone.model  # noqa: F401 - registers the models
-from tailprop.engine.config import config_hash
+from tailprop.engine.settings import build, comparable, config_hash, differences, portable
 
 __all__ = [
-    "comparable",
+    "check_unchanged",
     "find_settings",
-    "portable",
+    "find_task_name",
+    "find_weights",
     "read_config",
-    "read_notes",
+    "read_metadata",
     "read_settings",
-    "refuse_changes",
-    "task_of",
-    "weights_file",
 ]
 
-# what a resumed run may change, as it changes nothing that is learned
-_FREE = {
-    "check_gradients",
-    "grad_checkpointing",
-    "out",
-    "resume",
-    "overwrite",
-    "device",
-    "threads",
-    "save_every",
-    "log_every",
-    "tensorboard",
-}
-
-
-_OF_A_MACHINE = {"root", "train", "test", "cache", "unpack", "keep_gb"}  # of the data: no business of the weights
-
-
-_FREE_OF_DATA = {"workers", "root", "cache", "download", "unpack", "keep_gb", "on_broken"}
+T = TypeVar("T")
+DEFAULT_TASK = "classify"  # of settings that name none
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -57,112 +37,85 @@ def read_config(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _absolute(value: Any) -> Any:
-    """A place that is found from any other folder, too."""
-    return str(Path(value).absolute()) if isinstance(value, str) and Path(value).exists() else value
-
-
 def _are_settings(found: Any) -> bool:
     return isinstance(found, dict) and all(isinstance(found.get(part), dict) for part in ("model", "data"))
 
 
-def find_settings(where: str | Path) -> dict[str, Any] | None:
+def find_settings(where: str | Path, kind: type | None = None) -> dict[str, Any] | None:
     """The settings behind a run folder or a file of weights: those of the run around it, or what exported weights carry.
 
-    A config.yaml that says something else than the weights is not theirs.
+    `kind`, the dataclass of the task's settings, tells whether a config.yaml beside weights is theirs; without it what the
+    weights carry themselves is believed.
     """
     path = Path(where)
     folder = path if path.is_dir() else path.parent
-    has_config = (folder / "config.yaml").is_file()
-    text = read_notes(path).get("settings") if path.is_file() and path.suffix == ".safetensors" else None
-    if text is None:
-        return read_config(folder) if has_config else None
+    metadata = read_metadata(path) if path.is_file() and path.suffix == ".safetensors" else {}
+    carried = _parse(metadata.get("settings"))
+    if carried is None:
+        return read_config(folder) if (folder / "config.yaml").is_file() else None
     try:
-        carried: dict[str, Any] = json.loads(text)
-    except ValueError:
-        carried = {}
-    if not _are_settings(carried):  # a note of somebody else's
-        return read_config(folder) if has_config else None
-    try:
-        around = read_config(folder) if has_config else carried
-        return around if comparable(portable(around)) == comparable(carried) else carried
-    except ValueError:  # somebody else's config.yaml
+        around = read_config(folder)
+        return around if kind is not None and _is_same_run(carried, around, kind) else carried
+    except ValueError:  # there is no config.yaml, or it is another program's
         return carried
 
 
-def read_settings(where: str | Path) -> dict[str, Any]:
-    """The same, where they are needed."""
-    settings = find_settings(where)
+def _parse(text: str | None) -> dict[str, Any] | None:
+    """The settings in a line of metadata; none if it is not ours."""
+    try:
+        settings = json.loads(text or "null")
+    except ValueError:
+        return None
+    return settings if _are_settings(settings) else None
+
+
+def _is_same_run(carried: dict[str, Any], around: dict[str, Any], kind: type) -> bool:
+    exported: Any = build(kind, portable(build(kind, around)))
+    return comparable(exported) == comparable(build(kind, carried))
+
+
+def read_settings(where: str | Path, kind: type[T]) -> T:
+    """The same as an instance of their dataclass, where they are needed."""
+    settings = find_settings(where, kind)
     if settings is None:
         raise ValueError(f"{where} is neither in a run folder with a config.yaml nor weights that carry their settings")
-    return settings
+    return build(kind, settings)
 
 
-def read_notes(weights: Path) -> dict[str, str]:
+def read_metadata(weights: Path) -> dict[str, str]:
     """What exported weights say of themselves; those of a .pt file are found in the export beside it."""
     if weights.suffix != ".safetensors":
         sibling = weights.with_name("model.safetensors")
-        return read_notes(sibling) if sibling.is_file() else {}
+        return read_metadata(sibling) if sibling.is_file() else {}
     try:
         with safe_open(weights, framework="pt") as file:
             return file.metadata() or {}
     except SafetensorError:
-        raise ValueError(f"{weights} is not a file of safetensors, or is damaged") from None
+        raise ValueError(f"{weights} is not a safetensors file, or is corrupt") from None
 
 
-def task_of(where: str) -> str | None:
+def find_task_name(where: str | Path) -> str | None:
     """The task of a run folder or of a file of weights; none where nobody says."""
     path = Path(where)
     is_weights = path.is_file() and path.suffix in (".pt", ".safetensors")
-    if where.startswith("-") or not (path.is_dir() or is_weights):
+    if str(where).startswith("-") or not (path.is_dir() or is_weights):
         return None
     try:
         settings = find_settings(path)
-    except ValueError:  # the config.yaml of another program, perhaps in a folder of pictures
+    except ValueError:  # the config.yaml of another program, perhaps in a folder of images
         return None
-    return None if settings is None else str(settings.get("task", "classify"))
+    return None if settings is None else str(settings.get("task", DEFAULT_TASK))
 
 
-def portable(settings: dict[str, Any]) -> dict[str, Any]:
-    """What weights carry with them: all but what belongs to one machine, its folders and how it ran."""
-    kept = {name: value for name, value in settings["data"].items() if name not in _OF_A_MACHINE}
-    data = {name: value for name, value in kept.items() if not (isinstance(value, str) and Path(value).is_absolute())}
-    if data.get("classes") != "ade20k":  # a file on this machine; the weights name their classes themselves
-        data.pop("classes", None)
-    return {k: v for k, v in settings.items() if k != "run"} | {"data": data, "model": settings["model"] | {"init": None}}
+def check_unchanged(before: dict[str, Any], now: Any, where: Path) -> None:
+    """Refuse to resume a run with settings that change what is learned; `before` may use earlier names of them."""
+    old, new = comparable(build(type(now), before)), comparable(now)
+    if config_hash(old) != config_hash(new):
+        changed = ", ".join(differences(old, new))
+        raise ValueError(f"{where} was begun with other settings ({changed}); repeat them, or change --run.out")
 
 
-def comparable(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings a run goes on with. How a step is divided is free; how many pictures it has stands in the checkpoint."""
-    return {
-        **settings,
-        "optim": {k: v for k, v in settings.get("optim", {}).items() if k not in ("batch", "accumulate")},
-        "run": {k: v for k, v in settings.get("run", {}).items() if k not in _FREE},
-        "data": {k: v for k, v in settings["data"].items() if k not in _FREE_OF_DATA},
-    }
-
-
-def refuse_changes(before: dict[str, Any], now: dict[str, Any], where: Path) -> None:
-    """A run goes on as it began."""
-    before, now = comparable(before), comparable(now)
-    if config_hash(before) == config_hash(now):
-        return
-    changed = sorted(set(_flatten(before)) ^ set(_flatten(now)))
-    names = sorted({name for name, _ in changed})
-    raise ValueError(f"{where} was begun with other settings ({', '.join(names)}); repeat them, or change --run.out")
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows = []
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            rows += _flatten(value, f"{prefix}{name}.")
-        else:
-            rows.append((f"{prefix}{name}", repr(value)))
-    return rows
-
-
-def weights_file(where: str) -> Path:
+def find_weights(where: str | Path) -> Path:
     """The weights meant by a run folder or a file."""
     path = Path(where)
     if path.is_dir():

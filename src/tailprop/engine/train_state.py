@@ -16,22 +16,22 @@ from tailprop.engine.optim import build_optimizer
 from tailprop.runtime.distributed import World
 from tailprop.runtime.precision import autocast
 
-__all__ = ["Learner"]
+__all__ = ["TrainState"]
 
 _SMALLEST_SCALE = 2.0**-14  # of the loss under FP16; it starts at 2**16 and halves at every overflow
 
 
-class Learner:
+class TrainState:
     """Everything a step changes. `model` is the network itself, `wrapped` what a loss is taken of: the same under DDP."""
 
     def __init__(self, model: nn.Module, optim: OptimConfig, run: RunConfig, world: World) -> None:
         self.optim, self.run, self.device = optim, run, world.device
         self.alone = world.size == 1
-        self.model = share_batches(model, world).to(self.device).to(memory_format=torch.channels_last).train()
+        self.model = convert_batch_norms(model, world).to(self.device).to(memory_format=torch.channels_last).train()
         if run.grad_checkpointing:
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
         self.ema = ModelEmaV3(self.model, decay=run.ema, use_warmup=True) if run.ema > 0 else None
-        self.optimizer = build_optimizer(self.model, optim.weight_decay, optim.scale_lr, optim.betas, optim.matrix_lr)
+        self.optimizer = build_optimizer(self.model, optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
         if run.compile:
             # A graph for each size: PyTorch 2.14 cannot make the backward pass of one for all sizes (its issue 185510).
@@ -62,7 +62,7 @@ class Learner:
                 self.scaler.scale(loss).backward()
             total += loss.detach()
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.clip_grad or math.inf)
         self._check(norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -100,6 +100,6 @@ class Learner:
         self.scaler.load_state_dict(state["scaler"])
 
 
-def share_batches(model: nn.Module, world: World) -> nn.Module:
+def convert_batch_norms(model: nn.Module, world: World) -> nn.Module:
     """The model with batch norms that look at the batch of all GPUs; UPerNet and DnCNN have some. CPUs have no such layer."""
     return convert_sync_batchnorm(model) if world.device.type == "cuda" and world.size > 1 else model

@@ -21,16 +21,16 @@ from tailprop.utils.validation import check_at_least
 
 __all__ = [
     "World",
-    "agree_on_name",
-    "any_true",
-    "gather",
-    "join",
-    "launch_name",
-    "one_first",
-    "say_once",
-    "share_batch_norms",
-    "sum_over_processes",
-    "together",
+    "agree_on_attempt",
+    "all_gather",
+    "all_reduce_sum",
+    "any_rank",
+    "init_distributed",
+    "launch_id",
+    "local_main_first",
+    "print_main",
+    "process_group",
+    "sync_batch_norm_stats",
 ]
 
 
@@ -46,17 +46,17 @@ class World:
     device: torch.device
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
 
-def join(device: str = "auto", threads: int = 0) -> World:
+def init_distributed(device: str = "auto", threads: int = 0) -> World:
     """Read torchrun's environment and meet the other processes; alone, there is nobody to meet."""
     check_at_least("threads", threads, 0)
     if threads:
         torch.set_num_threads(threads)
     rank, size, local = (int(os.environ.get(name, default)) for name, default in _VARIABLES)
-    chosen = _choose(device, local)
+    chosen = _select_device(device, local)
     if chosen.type == "cpu":
         keep_freed_memory()
     if size > 1 and chosen.type == "mps":
@@ -66,15 +66,15 @@ def join(device: str = "auto", threads: int = 0) -> World:
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         backend = "nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=_PATIENCE, **_meeting_point(rank, size))
+        dist.init_process_group(backend, timeout=_TIMEOUT, **_rendezvous(rank, size))
     return World(rank, size, chosen)
 
 
-_PATIENCE = timedelta(minutes=30)
+_TIMEOUT = timedelta(minutes=30)
 _VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
-def _meeting_point(rank: int, size: int) -> dict[str, Any]:
+def _rendezvous(rank: int, size: int) -> dict[str, Any]:
     """Where the processes find each other, if not where PyTorch looks by itself.
 
     torchrun keeps one store for all its restarts, and the addresses of the crashed processes are still in it: each attempt
@@ -83,15 +83,15 @@ def _meeting_point(rank: int, size: int) -> dict[str, Any]:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, size, is_master=False, timeout=_PATIENCE)  # type: ignore[attr-defined]
-    own = dist.PrefixStore(agree_on_name(store, rank, size), store)  # type: ignore[attr-defined]
+    store = dist.TCPStore(address, port, size, is_master=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
+    own = dist.PrefixStore(agree_on_attempt(store, rank, size), store)  # type: ignore[attr-defined]
     return {"store": own, "rank": rank, "world_size": size}
 
 
-def agree_on_name(store: Any, rank: int, size: int) -> str:
+def agree_on_attempt(store: Any, rank: int, size: int) -> str:
     """A name for this attempt, the same in all its processes and in no earlier attempt.
 
-    Restarts cannot be counted: each node counts its own. So the first process calls out a new name, the others answer it with
+    Restarts cannot be counted: each node counts its own. So the main process calls out a new name, the others answer it with
     a mark of their own, and it begins when all have answered. What the dead left in the store names none of our marks.
     """
     mark = uuid.uuid4().hex
@@ -100,7 +100,7 @@ def agree_on_name(store: Any, rank: int, size: int) -> str:
         marks = [store.get(f"tailprop/{mark}/{other}").decode() for other in range(1, size)]  # waits for each
         store.set(f"tailprop/{mark}/begin", ",".join(marks))
         return mark
-    deadline = time.monotonic() + _PATIENCE.total_seconds()
+    deadline = time.monotonic() + _TIMEOUT.total_seconds()
     while time.monotonic() < deadline:
         name = store.get("tailprop/name").decode()
         store.set(f"tailprop/{name}/{rank}", mark)
@@ -108,10 +108,10 @@ def agree_on_name(store: Any, rank: int, size: int) -> str:
         if store.check([begin]) and mark in store.get(begin).decode():
             return name
         time.sleep(0.02)
-    raise ValueError("the first process of the run never called; see its messages")
+    raise ValueError("timed out waiting for rank 0; see its messages")
 
 
-def launch_name() -> str:
+def launch_id() -> str:
     """A name for this launch of torchrun, the same after its restarts; empty without torchrun."""
     if (name := os.environ.get("TORCHELASTIC_RUN_ID")) is None:
         return ""
@@ -131,17 +131,17 @@ def _start_of(process: int) -> list[str]:
 
 
 @contextmanager
-def together(device: str = "auto", threads: int = 0) -> Iterator[World]:
+def process_group(device: str = "auto", threads: int = 0) -> Iterator[World]:
     """Meet the other processes, and leave them when all is done; that one of them is gone is said in a line.
 
     Not after an error: with the others in the middle of something, leaving may wait for them.
     """
-    world = join(device, threads)
+    world = init_distributed(device, threads)
     try:
         yield world
-        _leave()
+        _destroy()
     except Interrupted:  # all have stopped, at the same step
-        _leave()
+        _destroy()
         raise
     except RuntimeError as error:
         if not _is_lost_process(error):
@@ -152,19 +152,19 @@ def together(device: str = "auto", threads: int = 0) -> Iterator[World]:
 def _is_lost_process(error: RuntimeError) -> bool:
     """Whether an error means that another process is gone: gloo and NCCL say so in their own words."""
     words = ("connection closed by peer", "connection reset by peer", "nccl", "timed out waiting")
-    return _is_shared() and any(word in str(error).lower() for word in words)
+    return _is_initialized() and any(word in str(error).lower() for word in words)
 
 
-def _leave() -> None:
-    if _is_shared():
+def _destroy() -> None:
+    if _is_initialized():
         dist.destroy_process_group()
 
 
-def _is_shared() -> bool:
+def _is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _choose(device: str, local_rank: int) -> torch.device:
+def _select_device(device: str, local_rank: int) -> torch.device:
     if device == "auto":
         gpu = "mps" if torch.backends.mps.is_available() else "cpu"
         device = "cuda" if torch.cuda.is_available() else gpu
@@ -189,25 +189,25 @@ def _use_loopback_if_local() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def say_once(text: str) -> None:
+def print_main(text: str) -> None:
     """A note on standard error, of all processes by one."""
     if os.environ.get("RANK", "0") == "0":
         with suppress(OSError):  # nobody listens any more
             print(text, file=sys.stderr)
 
 
-def sum_over_processes(values: Tensor, device: torch.device) -> Tensor:
+def all_reduce_sum(values: Tensor, device: torch.device) -> Tensor:
     """The sum of a CPU tensor over all processes; `device` is where they talk."""
-    if not _is_shared():
+    if not _is_initialized():
         return values
     total = values.to(device)
     dist.all_reduce(total)
     return total.cpu()
 
 
-def one_first(act: Callable[[], T], wait: bool = True) -> T:
+def local_main_first(act: Callable[[], T], wait: bool = True) -> T:
     """Let one process of each machine act before the others do, if they have to wait for it: what it fetched they find."""
-    if not (wait and _is_shared()):
+    if not (wait and _is_initialized()):
         return act()
     is_one = os.environ.get("LOCAL_RANK", "0") == "0"
     problem, found = None, []
@@ -216,17 +216,17 @@ def one_first(act: Callable[[], T], wait: bool = True) -> T:
             found = [act()]
         except (ValueError, OSError) as error:
             problem = error
-    if any(gather(problem is not None)):
+    if any(all_gather(problem is not None)):
         raise problem or ValueError("another process could not open the data; its own message says why")
     return found[0] if is_one else act()
 
 
-def share_batch_norms(model: nn.Module) -> None:
+def sync_batch_norm_stats(model: nn.Module) -> None:
     """Give every process the first one's running statistics.
 
     GPUs share them in training. On a CPU each process has its own after a step, and would evaluate a slightly other model.
     """
-    if not _is_shared():
+    if not _is_initialized():
         return
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -234,14 +234,14 @@ def share_batch_norms(model: nn.Module) -> None:
                 dist.broadcast(value, 0)
 
 
-def any_true(flag: bool, device: torch.device) -> bool:
+def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether any process says so."""
-    return bool(sum_over_processes(torch.tensor(float(flag)), device).item())
+    return bool(all_reduce_sum(torch.tensor(float(flag)), device).item())
 
 
-def gather(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
     """The values of all processes, by rank, in every process."""
-    if not _is_shared():
+    if not _is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)

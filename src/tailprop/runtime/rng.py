@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-__all__ = ["generators_kept", "get_rng_state", "mix", "seed_process", "seeded", "set_rng_state"]
+__all__ = ["get_rng_state", "mix_seeds", "preserve_rng_state", "seed_process", "seeded", "set_rng_state"]
 
 _64_BITS = (1 << 64) - 1
 
 
-def mix(*numbers: int) -> int:
+def mix_seeds(*numbers: int) -> int:
     """One seed from several numbers: SplitMix64 over them, a tenth of the time of numpy's SeedSequence."""
     state = 0
     for number in numbers:
@@ -28,14 +28,14 @@ def mix(*numbers: int) -> int:
 
 def seed_process(*numbers: int) -> None:
     """Seed everything, GPUs too, from several numbers."""
-    torch.manual_seed(mix(*numbers))
-    _seed_others(mix(*numbers, 1))
+    torch.manual_seed(mix_seeds(*numbers))
+    _seed_others(mix_seeds(*numbers, 1))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed every generator a transform may draw from, and put them back afterwards."""
-    with generators_kept():
+    with preserve_rng_state():
         _seed_others(seed)
         torch.default_generator.manual_seed(seed)
         yield
@@ -47,8 +47,8 @@ def _seed_others(seed: int) -> None:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Put every generator back afterwards. That takes half as long as cutting a small picture: inside another one, and in a
+def preserve_rng_state() -> Iterator[None]:
+    """Put every generator back afterwards. That takes half as long as cutting a small image: inside another one, and in a
     loader process, which draws for nothing else, it does nothing.
     """
     global _kept

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["Interrupted", "stop_signals"]
+__all__ = ["Interrupted", "handle_stop_signals"]
 
 
 _HEARD = b"\ntailprop: stopping after this step or evaluation; Ctrl-C again stops at once\n"
@@ -21,7 +21,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to
 
 
 @contextmanager
-def stop_signals(ask: Callable[[int], None], speak: bool = False) -> Iterator[None]:
+def handle_stop_signals(ask: Callable[[int], None], speak: bool = False) -> Iterator[None]:
     """SIGTERM and SIGINT call `ask` with their number; a second Ctrl-C stops at once, and the first says so if it may speak."""
 
     def handle(number: int, _frame: object) -> None:

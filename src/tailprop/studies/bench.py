@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import timm
 import torch
@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import nn
 
+from tailprop.engine.options import parse_options
 from tailprop.runtime.provenance import provenance
+from tailprop.tasks import TASKS, find_spec
 from tailprop.tasks.common.bench import check_bench, print_table, time_in_turn, use_cpu, write_rows
 from tailprop.utils.validation import check_at_least
 
@@ -36,7 +38,7 @@ class Bench:
     """vHeat's published classification/models/vHeat.py, to be measured too."""
     modes: tuple[Literal["infer", "train"], ...] = ("infer", "train")
     """Forward passes without gradients, whole training steps (forward, backward, AdamW), or both."""
-    batch: int = 8
+    batch_size: int = 8
     """Images at once."""
     size_px: int = 224
     """Side of the images."""
@@ -50,7 +52,7 @@ class Bench:
     """CSV to write."""
 
     def check(self) -> None:
-        for name, least in (("batch", 1), ("rounds", 1), ("threads", 1), ("size_px", 32)):
+        for name, least in (("batch_size", 1), ("rounds", 1), ("threads", 1), ("size_px", 32)):
             check_at_least(name, getattr(self, name), least)
         if not self.modes:
             raise ValueError("at least one mode is needed")
@@ -65,11 +67,36 @@ class Row:
     median: float
 
 
-def run(options: Bench) -> None:
+def parse(args: list[str]) -> tuple[Any, Any]:
+    """The module that measures, and its options: that of a task named first, or this one."""
+    name = args[0] if args else ""
+    if name not in TASKS:
+        what = f"{(Bench.__doc__ or '').strip()} tailprop bench TASK measures whole networks: {', '.join(_measurable())}."
+        return sys.modules[__name__], parse_options(Bench, args, "tailprop bench", what)
+    spec = find_spec(name)
+    if spec.bench is None:
+        raise ValueError(f"there is no benchmark of {spec.title} beside that of the backbones; leave out {name!r}")
+    return spec.module(spec.bench), parse_options(spec.part(spec.bench), args[1:], f"tailprop bench {name}")
+
+
+def _measurable() -> list[str]:
+    return [name for name in TASKS if find_spec(name).bench is not None]
+
+
+def run(chosen: tuple[Any, Any]) -> None:
+    module, options = chosen
+    (measure_backbones if module is sys.modules[__name__] else module.run)(options)
+
+
+def measure_backbones(options: Bench) -> None:
     options.check()
     memory = use_cpu(options.threads)
     rows = [row for mode in options.modes for row in measure(options, mode)]
-    where = provenance(options.device) | {"dtype": "float32", "batch": str(options.batch), "size_px": str(options.size_px)}
+    where = provenance(options.device) | {
+        "dtype": "float32",
+        "batch_size": str(options.batch_size),
+        "size_px": str(options.size_px),
+    }
     where["freed_memory"] = memory
     _print(rows, where)
     if options.out is not None:
@@ -78,11 +105,12 @@ def run(options: Bench) -> None:
 
 def measure(options: Bench, mode: str) -> list[Row]:
     """Images per second of every model in one mode."""
-    images = torch.randn(options.batch, 3, options.size_px, options.size_px, device=options.device)
+    images = torch.randn(options.batch_size, 3, options.size_px, options.size_px, device=options.device)
     steps = {name: _step(model.to(options.device), images, mode) for name, model in _create(options).items()}
-    seconds = time_in_turn(steps, options.rounds, options.device, f"{mode}, batch {options.batch}")
+    seconds = time_in_turn(steps, options.rounds, options.device, f"{mode}, batch {options.batch_size}")
     return [
-        Row(mode, name, options.batch / min(took), options.batch / statistics.median(took)) for name, took in seconds.items()
+        Row(mode, name, options.batch_size / min(took), options.batch_size / statistics.median(took))
+        for name, took in seconds.items()
     ]
 
 

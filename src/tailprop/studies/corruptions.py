@@ -1,4 +1,4 @@
-"""Common corruptions at five severities: what noise, blur, weather and compression do to a picture.
+"""Common corruptions at five severities: what noise, blur, weather and compression do to an image.
 
 After Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations" (ICLR 2019,
 ImageNet-C), with the parameters of their published code, written anew. The package `imagecorruptions` on PyPI is
@@ -7,12 +7,12 @@ refused: it is unmaintained, and its release fails with a current scikit-image (
 Where this is not ImageNet-C to the pixel:
 
 - Frost is missing. It is made from photographs of frost, which this project does not ship.
-- The published parameters are for pictures of 224 px. Lengths (blur radii, streaks, flakes, displacements) are multiplied by
-  min(side) / 224, so that a corruption covers the same share of any picture. Noise, JPEG's blocks and
+- The published parameters are for images of 224 px. Lengths (blur radii, streaks, flakes, displacements) are multiplied by
+  min(side) / 224, so that a corruption covers the same share of any image. Noise, JPEG's blocks and
   the grain of glass blur belong to the pixel grid and stay.
-- Pictures stay in memory, while ImageNet-C is stored as JPEG of quality 85. Each function says what else it does differently.
+- Images stay in memory, while ImageNet-C is stored as JPEG of quality 85. Each function says what else it does differently.
 
-A corruption is a pure function of an RGB picture, a severity from 1 to 5 and a generator. Shapes: H height, W width.
+A corruption is a pure function of an RGB image, a severity from 1 to 5 and a generator. Shapes: H height, W width.
 """
 
 import difflib
@@ -40,20 +40,20 @@ T = TypeVar("T")
 def gaussian_noise(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
     """Poor light: independent normal noise."""
     pixels = _pixels(image)
-    return _picture(pixels + rng.normal(scale=_at(severity, 0.08, 0.12, 0.18, 0.26, 0.38), size=pixels.shape))
+    return _image(pixels + rng.normal(scale=_at(severity, 0.08, 0.12, 0.18, 0.26, 0.38), size=pixels.shape))
 
 
 def shot_noise(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
     """Few photons: every value is a Poisson count."""
     photons = _at(severity, 60, 25, 12, 5, 3)
-    return _picture(rng.poisson(_pixels(image) * photons) / photons)
+    return _image(rng.poisson(_pixels(image) * photons) / photons)
 
 
 def impulse_noise(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
     """Bit errors: a share of the values becomes 0 or 1."""
     pixels = _pixels(image)
     hit = rng.random(pixels.shape) < _at(severity, 0.03, 0.06, 0.09, 0.17, 0.27)
-    return _picture(np.where(hit, rng.integers(0, 2, pixels.shape), pixels))
+    return _image(np.where(hit, rng.integers(0, 2, pixels.shape), pixels))
 
 
 def defocus_blur(image: Image.Image, severity: int, _rng: np.random.Generator) -> Image.Image:
@@ -66,7 +66,7 @@ def defocus_blur(image: Image.Image, severity: int, _rng: np.random.Generator) -
     points = np.linspace(-radius, radius, 64)
     y, x = np.meshgrid(points, points, indexing="ij")
     inside = y**2 + x**2 <= radius**2
-    return _picture(_convolve(_pixels(image), _kernel(y[inside], x[inside], np.ones(inside.sum())), "reflect"))
+    return _image(_convolve(_pixels(image), _kernel(y[inside], x[inside], np.ones(inside.sum())), "reflect"))
 
 
 def glass_blur(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
@@ -81,26 +81,26 @@ def glass_blur(image: Image.Image, severity: int, rng: np.random.Generator) -> I
     for _ in range(rounds):
         shift = _chained(rng.integers(-reach, reach, (2, image.height, image.width)), reach)  # without +reach, as published
         pixels = _sample(pixels, np.indices((image.height, image.width)) + shift * scale, "nearest")
-    return _picture(ndimage.gaussian_filter(pixels, sigmas, mode="nearest"))
+    return _image(ndimage.gaussian_filter(pixels, sigmas, mode="nearest"))
 
 
 def motion_blur(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
     """A moving camera: a streak in a direction within 45 degrees of the horizontal."""
     radius, sigma = _at(severity, (10, 3), (15, 5), (15, 8), (15, 12), (20, 15))
-    return _picture(_streak(_pixels(image), radius, sigma, rng.uniform(-45, 45), _scale(image)))
+    return _image(_streak(_pixels(image), radius, sigma, rng.uniform(-45, 45), _scale(image)))
 
 
 def zoom_blur(image: Image.Image, severity: int, _rng: np.random.Generator) -> Image.Image:
-    """A camera moving forward: the mean of the picture and of its enlargements."""
+    """A camera moving forward: the mean of the image and of its enlargements."""
     most, count = _at(severity, (1.11, 12), (1.15, 16), (1.20, 11), (1.24, 13), (1.30, 11))
     frames = [_pixels(_enlarge(image, factor)) for factor in np.linspace(1, most, count)]
-    return _picture(np.mean([_pixels(image), *frames], axis=0))
+    return _image(np.mean([_pixels(image), *frames], axis=0))
 
 
 def snow(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
-    """Falling snow: streaks of enlarged noise above a threshold, over a whitened picture.
+    """Falling snow: streaks of enlarged noise above a threshold, over a whitened image.
 
-    The flakes are made at 224 px and resized with the picture: made on the small grid, flakes below one pixel would cover more.
+    The flakes are made at 224 px and resized with the image: made on the small grid, flakes below one pixel would cover more.
     """
     level, spread, size, threshold, radius, sigma, kept = _at(
         severity,
@@ -118,7 +118,7 @@ def snow(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.I
     pixels = _pixels(image)
     grey = pixels @ np.array([[0.299], [0.587], [0.114]])
     pixels = kept * pixels + (1 - kept) * np.maximum(pixels, 1.5 * grey + 0.5)
-    return _picture(pixels + layer + np.rot90(layer, 2))
+    return _image(pixels + layer + np.rot90(layer, 2))
 
 
 def fog(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
@@ -127,7 +127,7 @@ def fog(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Im
     pixels = _pixels(image)
     haze = _plasma(max(image.size), decay, rng)[: image.height, : image.width, None]
     brightest = pixels.max()
-    return _picture((pixels + amount * haze) * brightest / (brightest + amount))
+    return _image((pixels + amount * haze) * brightest / (brightest + amount))
 
 
 def brightness(image: Image.Image, severity: int, _rng: np.random.Generator) -> Image.Image:
@@ -136,21 +136,21 @@ def brightness(image: Image.Image, severity: int, _rng: np.random.Generator) -> 
 
     colours = rgb2hsv(_pixels(image))
     colours[..., 2] = (colours[..., 2] + _at(severity, 0.1, 0.2, 0.3, 0.4, 0.5)).clip(0, 1)
-    return _picture(hsv2rgb(colours))
+    return _image(hsv2rgb(colours))
 
 
 def contrast(image: Image.Image, severity: int, _rng: np.random.Generator) -> Image.Image:
     """Every value drawn towards the mean of its channel."""
     pixels = _pixels(image)
     mean = pixels.mean(axis=(0, 1))
-    return _picture(mean + (pixels - mean) * _at(severity, 0.4, 0.3, 0.2, 0.1, 0.05))
+    return _image(mean + (pixels - mean) * _at(severity, 0.4, 0.3, 0.2, 0.1, 0.05))
 
 
 def elastic_transform(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
     """Stretched and crumpled: a random affine map and a smooth random displacement.
 
-    The severities are not an order in pixels: 1 and 2 move the whole picture far, 3 to 5 crumple it more and more. Both maps
-    are composed and the picture is sampled once, where the published one is sampled twice.
+    The severities are not an order in pixels: 1 and 2 move the whole image far, 3 to 5 crumple it more and more. Both maps
+    are composed and the image is sampled once, where the published one is sampled twice.
     """
     sides = _at(severity, (2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
     strength, smoothness, jitter = (244 * side for side in sides)  # 244 is published; its authors say 224 was meant
@@ -158,11 +158,11 @@ def elastic_transform(image: Image.Image, severity: int, rng: np.random.Generato
     places = np.indices((image.height, image.width)) + np.stack(moved) * (strength * _scale(image))  # (2, H, W)
     linear, offset = _jittered_affine(image, jitter * _scale(image), rng)
     places = np.tensordot(linear, places, axes=1) + offset[:, None, None]
-    return _picture(_sample(_pixels(image), places, "reflect"))
+    return _image(_sample(_pixels(image), places, "reflect"))
 
 
 def pixelate(image: Image.Image, severity: int, _rng: np.random.Generator) -> Image.Image:
-    """A small picture enlarged."""
+    """A small image enlarged."""
     share = _at(severity, 0.6, 0.5, 0.4, 0.3, 0.25)
     small = image.resize((int(image.width * share), int(image.height * share)), Image.Resampling.BOX)
     return small.resize(image.size, Image.Resampling.BOX)
@@ -197,9 +197,9 @@ CORRUPTIONS: Final[dict[str, Callable[[Image.Image, int, np.random.Generator], I
 
 
 class Corrupt:
-    """The preparation of a picture for evaluation, with a corruption between its cropping and its normalisation.
+    """The preparation of an image for evaluation, with a corruption between its cropping and its normalisation.
 
-    Which noise a picture gets is drawn from torch's generator, which `Pictures` seeds for every picture; so it depends neither
+    Which noise an image gets is drawn from torch's generator, which `Images` seeds for every image; so it depends neither
     on the batch nor on the number of workers.
 
     Args:
@@ -215,17 +215,17 @@ class Corrupt:
         self.name, self.severity, self.seed = name, severity, seed
         cut = next((i for i, step in enumerate(then.transforms) if isinstance(step, ToTensor)), None)
         if cut is None:
-            raise ValueError(f"a corruption needs a step that turns the picture into a tensor, there is none in {then}")
+            raise ValueError(f"a corruption needs a step that turns the image into a tensor, there is none in {then}")
         self.crop, self.prepare = Compose(then.transforms[:cut]), Compose(then.transforms[cut:])
 
-    def __call__(self, picture: Image.Image) -> Tensor:
+    def __call__(self, image: Image.Image) -> Tensor:
         drawn = int(torch.randint(2**31, ()))
-        return self.prepare(self._corrupt(self.crop(picture), np.random.default_rng((self.seed, drawn))))
+        return self.prepare(self._corrupt(self.crop(image), np.random.default_rng((self.seed, drawn))))
 
-    def _corrupt(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-        corrupted = CORRUPTIONS[self.name](picture.convert("RGB"), self.severity, rng).convert(picture.mode)
-        if picture.mode == "RGBA":
-            corrupted.putalpha(picture.getchannel("A"))
+    def _corrupt(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        corrupted = CORRUPTIONS[self.name](image.convert("RGB"), self.severity, rng).convert(image.mode)
+        if image.mode == "RGBA":
+            corrupted.putalpha(image.getchannel("A"))
         return corrupted
 
 
@@ -252,7 +252,7 @@ def _pixels(image: Image.Image) -> Array:
     return np.asarray(image, dtype=np.float64) / 255  # (H, W, 3)
 
 
-def _picture(pixels: Array) -> Image.Image:
+def _image(pixels: Array) -> Image.Image:
     return Image.fromarray(np.round(pixels.clip(0, 1) * 255).astype(np.uint8))
 
 
@@ -261,7 +261,7 @@ def _scale(image: Image.Image) -> float:
 
 
 def _reference_shape(image: Image.Image) -> tuple[int, int]:
-    """Height and width of the picture if its shorter side were 224 px."""
+    """Height and width of the image if its shorter side were 224 px."""
     return round(image.height / _scale(image)), round(image.width / _scale(image))
 
 
@@ -276,7 +276,7 @@ def _sample(pixels: Array, places: Array, border: Literal["reflect", "nearest"])
 
 
 def _enlarge(image: Image.Image, factor: float) -> Image.Image:
-    """The central part of a picture, filling it."""
+    """The central part of an image, filling it."""
     dx, dy = (side * (1 - 1 / factor) / 2 for side in image.size)
     return image.resize(image.size, Image.Resampling.BILINEAR, box=(dx, dy, image.width - dx, image.height - dy))
 
@@ -330,7 +330,7 @@ def _convolve(pixels: Array, kernel: Array, border: Literal["reflect", "edge"]) 
 
 
 def _smooth(noise: Array, sigma: float) -> Array:
-    """A Gaussian with mirrored borders, by the cosine transform: the published one is wider than the picture."""
+    """A Gaussian with mirrored borders, by the cosine transform: the published one is wider than the image."""
     y, x = (np.pi * np.arange(side) / side for side in noise.shape)
     decay = np.exp(-(sigma**2) * (y[:, None] ** 2 + x**2) / 2)
     return fft.idctn(fft.dctn(noise, norm="ortho") * decay, norm="ortho")

@@ -1,4 +1,4 @@
-"""`tailprop demo`: from nothing to a trained classifier and its pictures, in a few minutes on a laptop.
+"""`tailprop demo`: from nothing to a trained classifier and its images, in a few minutes on a laptop.
 
 Everything it needs comes with the packages: scikit-learn's handwritten digits and a photograph of scikit-image. The training is
 `tailprop train digits`, nothing else.
@@ -16,11 +16,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import tailprop
-from tailprop.commands.train import train
-from tailprop.engine.config import build
+from tailprop.engine.launch import train
 from tailprop.engine.recipes import find_recipe, read_recipe
 from tailprop.engine.run_settings import read_config
-from tailprop.runtime.distributed import join
+from tailprop.engine.settings import build
+from tailprop.runtime.distributed import init_distributed
+from tailprop.tasks import find_spec
 from tailprop.tasks.classify.task import ClassifyConfig
 
 
@@ -32,7 +33,7 @@ class Demo:
     """Run folder; a run of the demo that is there is replaced."""
     epochs: int = 12
     """Passes over the training digits."""
-    batch: int = 64
+    batch_size: int = 64
     """Images in a step."""
     model: str = "tailprop_pico"
     """Backbone."""
@@ -47,12 +48,12 @@ def run(demo: Demo) -> None:
         raise ValueError(f"{demo.out} holds another run than the demo's; choose another --out")
     console = Console()
     console.print(f"{demo.model} learns 1198 handwritten digits of 32 px; 599 are held out")
-    trainer, _ = train(config, join(), summary=False)
+    trainer, _ = train(find_spec(config.task), config, init_distributed(), summary=False)
     draw_operator().savefig(demo.out / "operator.png", dpi=120)
-    best = trainer.at.best
+    best = trainer.loop.best
     console.print(
         f"[bold]{best['top1']:.1f} %[/] of the held-out digits are right after epoch {best['epoch']:.0f}, the best of "
-        f"{demo.epochs}; {trainer.at.seconds:.0f} s of training.",
+        f"{demo.epochs}; {trainer.loop.seconds:.0f} s of training.",
         soft_wrap=True,
     )
     for name, what in _MADE.items():
@@ -77,7 +78,7 @@ _MADE = {
 }
 _NEXT = {
     "{tailprop} eval {out}": "measure it again",
-    "{tailprop} train finetune_folder --data.root PICTURES": "your own pictures, one folder for each class",
+    "{tailprop} train finetune_folder --data.root IMAGES": "your own images, one folder for each class",
     "{tailprop} models": "the backbones",
     "{tailprop} bench": "their speed on this machine",
 }
@@ -88,7 +89,7 @@ def _config(demo: Demo) -> ClassifyConfig:
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, name=demo.model),
-        optim=dataclasses.replace(config.optim, epochs=demo.epochs, batch=demo.batch),
+        optim=dataclasses.replace(config.optim, epochs=demo.epochs, batch_size=demo.batch_size),
         run=dataclasses.replace(config.run, out=demo.out, overwrite=True, seed=demo.seed),
     )
 

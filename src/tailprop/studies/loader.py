@@ -2,7 +2,7 @@
 
 The same steps run in turn on batches that are in memory already and on batches that the loader makes from JPEG files, with the
 augmentation of the Imagenette recipe; the ratio of the two rates is what loading costs. A set as small as this one is decoded
-once and kept, unless told otherwise (`--data.keep-gb`); both are measured.
+once and kept, unless told otherwise (`--data.cache-gb`); both are measured.
 """
 
 import dataclasses
@@ -22,9 +22,10 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from tailprop.engine.config import build
+from tailprop.engine.config import OptimConfig
 from tailprop.engine.optim import build_optimizer
 from tailprop.engine.recipes import find_recipe, read_recipe
+from tailprop.engine.settings import build
 from tailprop.runtime.distributed import World
 from tailprop.runtime.provenance import provenance
 from tailprop.tasks.classify.data import Batch, DataConfig
@@ -47,9 +48,9 @@ class LoaderBench:
     model: str = "tailprop_nano"
     """Backbone."""
     size_px: int = 64
-    """Side of the pictures."""
-    batch: int = 64
-    """Pictures in a step."""
+    """Side of the images."""
+    batch_size: int = 64
+    """Images in a step."""
     workers: int = 1
     """Loader processes."""
     threads: int = 2
@@ -62,7 +63,7 @@ class LoaderBench:
     """CSV to write."""
 
     def check(self) -> None:
-        for name, least in (("size_px", 32), ("batch", 1), ("workers", 0), ("threads", 1), ("steps", 1), ("rounds", 1)):
+        for name, least in (("size_px", 32), ("batch_size", 1), ("workers", 0), ("threads", 1), ("steps", 1), ("rounds", 1)):
             check_at_least(name, getattr(self, name), least)
         check_model(self.model)
 
@@ -73,7 +74,11 @@ def run(options: LoaderBench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = options.data or write_photographs(Path(folder))
         rates = measure(options, root)
-    where = provenance() | {"batch": str(options.batch), "size_px": str(options.size_px), "workers": str(options.workers)}
+    where = provenance() | {
+        "batch_size": str(options.batch_size),
+        "size_px": str(options.size_px),
+        "workers": str(options.workers),
+    }
     memory = max(rates["in memory"])
     table = Table("batches", "img/s, best", "img/s, median", "of the rate in memory")
     for name, values in rates.items():
@@ -86,12 +91,12 @@ def run(options: LoaderBench) -> None:
 def measure(options: LoaderBench, root: Path) -> dict[str, list[float]]:
     """Images per second of each round, by kind."""
     world = World(0, 1, torch.device("cpu"))
-    task = Classification(_config(options, root, keep_gb=0.0), world)
+    task = Classification(_config(options, root, cache_gb=0.0), world)
     model = task.build_model().train()
-    optimizer = build_optimizer(model, 0.05)
+    optimizer = build_optimizer(model, OptimConfig(weight_decay=0.05))
     from_files, decoded_once = _endless(task), _endless(Classification(_config(options, root), world))
     ready = [next(from_files) for _ in range(2)]
-    for _ in itertools.islice(decoded_once, task.order.steps):  # the epoch that decodes
+    for _ in itertools.islice(decoded_once, task.sampler.steps):  # the epoch that decodes
         pass
     kinds: dict[str, Iterator[Batch]] = {
         "in memory": itertools.cycle(ready),
@@ -105,7 +110,7 @@ def measure(options: LoaderBench, root: Path) -> dict[str, list[float]]:
             began = time.perf_counter()
             _train(task, model, optimizer, itertools.islice(batches, options.steps))
             if index > 0:
-                rates[kind].append(options.steps * options.batch / (time.perf_counter() - began))
+                rates[kind].append(options.steps * options.batch_size / (time.perf_counter() - began))
     return rates
 
 
@@ -120,7 +125,7 @@ def _endless(task: Classification) -> Iterator[Batch]:
     return itertools.chain.from_iterable(task.batches(epoch, 0) for epoch in itertools.count())
 
 
-def _config(options: LoaderBench, root: Path, keep_gb: float = DataConfig.keep_gb) -> ClassifyConfig:
+def _config(options: LoaderBench, root: Path, cache_gb: float = DataConfig.cache_gb) -> ClassifyConfig:
     config = build(ClassifyConfig, read_recipe(find_recipe("imagenette")))
     return dataclasses.replace(
         config,
@@ -130,11 +135,11 @@ def _config(options: LoaderBench, root: Path, keep_gb: float = DataConfig.keep_g
             root=root,
             size_px=options.size_px,
             train_px=(),
-            resize_px=None,
+            crop_pct=1.0,
             workers=options.workers,
-            keep_gb=keep_gb,
+            cache_gb=cache_gb,
         ),
-        optim=dataclasses.replace(config.optim, batch=options.batch),
+        optim=dataclasses.replace(config.optim, batch_size=options.batch_size),
     )
 
 

@@ -18,13 +18,14 @@ from rich.table import Table
 from torch import nn
 
 from tailprop.backbone.operator import TailPropagation
-from tailprop.commands.train import train
-from tailprop.engine.config import build
+from tailprop.engine.launch import train
 from tailprop.engine.optim import build_optimizer
 from tailprop.engine.recipes import find_recipe, read_recipe
 from tailprop.engine.run_folder import RunFolder
-from tailprop.runtime.distributed import World, join
+from tailprop.engine.settings import build
+from tailprop.runtime.distributed import World, init_distributed
 from tailprop.runtime.provenance import provenance
+from tailprop.tasks import find_spec
 from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.figures import draw_curves
 from tailprop.tasks.restore.model import RESTORERS
@@ -40,9 +41,9 @@ class RestorerStudy:
     """Compare restoration networks in equal time."""
 
     train: tuple[Path, ...]
-    """Folders of clean pictures for training."""
+    """Folders of clean images for training."""
     test: Path
-    """Folder of clean test pictures."""
+    """Folder of clean test images."""
     recipe: str = "train400_gray_s15"
     """Recipe whose settings every network shares; its number of epochs is replaced."""
     minutes: float = 30.0
@@ -63,7 +64,7 @@ class RestorerStudy:
 
 def run(study: RestorerStudy) -> None:
     study.check()
-    world = join("cpu", threads=1)
+    world = init_distributed("cpu", threads=1)
     seconds = _seconds_of_a_step(study, world)
     for name in study.only:
         if not (study.runs / name / DONE).exists():
@@ -75,7 +76,7 @@ def run(study: RestorerStudy) -> None:
     rows.sort(key=lambda row: -row["psnr"])
     write_rows(study.out, rows)
     curves = {row["network"]: _curve(study.runs / row["network"]) for row in rows}
-    draw_curves(curves, study.out.with_suffix(".png"), "minutes of one core", "PSNR on the test pictures, dB")
+    draw_curves(curves, study.out.with_suffix(".png"), "minutes of one core", "PSNR on the test images, dB")
     table = Table("network", "parameters", "steps", "PSNR, dB", "SSIM", "CPU minutes")
     for row in rows:
         figures = (f"{row['psnr']:.2f}", f"{row['ssim']:.4f}", f"{row['cpu_minutes']:.1f}")
@@ -101,21 +102,21 @@ def _train(study: RestorerStudy, name: str, seconds: float, world: World) -> Non
     steps = 60 * study.minutes / seconds
     epochs = max(1, round(steps / (config.optim.epoch_steps or 1)))
     config = replace(config, optim=replace(config.optim, epochs=epochs))
-    trainer, _ = train(config, world)
-    last = trainer.at.history[-1]
+    trainer, _ = train(find_spec(config.task), config, world)
+    last = trainer.loop.history[-1]
     row = dict(
         network=name,
         recipe=study.recipe,
         minutes=study.minutes,
-        parameters=sum(p.numel() for p in trainer.model.parameters()),
-        steps=trainer.at.total,
-        batch=config.optim.batch,
+        parameters=sum(p.numel() for p in trainer.state.model.parameters()),
+        steps=trainer.loop.global_step,
+        batch=config.optim.batch_size,
         crop_px=config.data.crop_px,
         psnr=round(last["psnr"], 3),
         ssim=round(last["ssim"], 4),
-        best_psnr=round(trainer.at.best["psnr"], 3),
+        best_psnr=round(trainer.loop.best["psnr"], 3),
         cpu_minutes=round(last["cpu_minutes"], 1),
-        scales=_scales(trainer.model),
+        scales=_scales(trainer.state.model),
         **provenance(),
     )
     (folder.path / DONE).write_text(json.dumps(row, indent=2) + "\n")
@@ -138,8 +139,7 @@ def _seconds_of_a_step(study: RestorerStudy, world: World, rounds: int = 6) -> d
 def _step(config: RestoreConfig, world: World) -> Callable[[], float]:
     task = Restoration(config, world)
     model = task.build_model().train()
-    optim = config.optim
-    optimizer = build_optimizer(model, optim.weight_decay, optim.scale_lr, optim.betas, optim.matrix_lr)
+    optimizer = build_optimizer(model, config.optim)
     batch = next(iter(task.batches(0, 0)))
 
     def step() -> float:

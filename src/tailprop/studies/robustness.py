@@ -1,7 +1,7 @@
-"""`tailprop robustness`: a classifier on sketches, on natural adversarial examples and on corrupted pictures.
+"""`tailprop robustness`: a classifier on sketches, on natural adversarial examples and on corrupted images.
 
 ImageNet-Sketch (Wang et al., 2019) has ImageNet's 1000 classes, ImageNet-A (Hendrycks et al., 2021) 200 of them, and only those
-200 outputs are compared there. The corruptions are made from the validation pictures on the way; their figure is the mean
+200 outputs are compared there. The corruptions are made from the validation images on the way; their figure is the mean
 top-1, not the published mCE, which is relative to AlexNet and includes frost (see `tailprop.data.corruptions`).
 """
 
@@ -18,17 +18,20 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from tailprop.data.broken import Damage
+from tailprop.data.broken import BrokenFiles
+from tailprop.data.splits import Contents
 from tailprop.engine.options import Checkpoint
-from tailprop.runtime.distributed import World, together
+from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.provenance import provenance
 from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
 from tailprop.tasks.classify.data import DataConfig, open_source
-from tailprop.tasks.classify.evaluate import DataChoice, align_classes, evaluate_on
+from tailprop.tasks.classify.evaluate import DataChoice, align_source, evaluate_on
 from tailprop.tasks.classify.load import Classifier, load_classifier
 from tailprop.tasks.classify.metrics import Accuracy, ignore
-from tailprop.tasks.classify.sources import Source, tell_apart
+from tailprop.tasks.classify.sources import Source
 from tailprop.tasks.common.bench import write_rows
+from tailprop.tasks.common.classes import deduplicate_names
+from tailprop.tasks.common.options import ComputeOptions
 from tailprop.utils.text import counted
 from tailprop.utils.validation import check_at_least, check_output_file
 
@@ -40,8 +43,8 @@ PAPER_TOP1: Final = {("tailprop_base", SKETCH): 23.1, ("tailprop_base", IMAGENET
 
 
 @dataclass(frozen=True)
-class Robustness:
-    """Measure a classifier on pictures unlike those it was trained on."""
+class Robustness(ComputeOptions):
+    """Measure a classifier on images unlike those it was trained on."""
 
     checkpoint: Checkpoint
     """A run folder, a file of weights, or the name of a pretrained timm model."""
@@ -52,23 +55,20 @@ class Robustness:
     imagenet_a: Path | None = None
     """ImageNet-A: its 200 folders, or a parquet snapshot."""
     corrupt: tuple[str, ...] = ()
-    """Corruptions of the validation pictures, by ImageNet-C's names; 'all' = every one."""
+    """Corruptions of the validation images, by ImageNet-C's names; 'all' = every one."""
     severities: tuple[int, ...] = SEVERITIES
     """How strong, from 1 to 5."""
     data: DataChoice = field(default_factory=DataChoice)
     limit: int = 0
-    """Most pictures to use of each kind, taken evenly; 0 = all."""
-    batch: int = 64
-    """Pictures at once."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to run."""
+    """Most images to use of each kind, taken evenly; 0 = all."""
+    batch_size: int = 64
+    """Images at once."""
     out: Path | None = None
     """CSV file for the numbers, written after each of them."""
 
     def check(self) -> None:
-        check_at_least("batch", self.batch, 1)
+        super().check()
+        check_at_least("batch_size", self.batch_size, 1)
         check_at_least("limit", self.limit, 0)
         check_output_file("--out", self.out)
         if self.sketch is None and self.imagenet_a is None and not self.corrupt:
@@ -95,19 +95,19 @@ class Robustness:
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. Severity 0 is the picture as it is."""
+    """One measurement. Severity 0 is the image as it is."""
 
     data: str
     severity: int
     top1: float
     top5: float
     count: int
-    classes: int  # that have pictures
+    classes: int  # that have images
     broken: int
 
 
 class Selection:
-    """Some pictures of a source, under other labels."""
+    """Some images of a source, under other labels."""
 
     def __init__(self, source: Source, rows: Sequence[int], classes: tuple[str, ...], labels: np.ndarray) -> None:
         self.source, self.rows, self.classes, self.labels = source, rows, classes, labels
@@ -118,20 +118,23 @@ class Selection:
     def name(self, index: int) -> str:
         return self.source.name(self.rows[index])
 
+    def contents(self) -> Contents | None:
+        return None
+
 
 def run(options: Robustness) -> None:
     options.check()
-    with together(options.device) as world:
+    with process_group(options.device, options.threads) as world:
         classifier = load_classifier(options.checkpoint, options.model)
         origin, out = _origin(options, classifier, world), options.out
 
         def keep(rows: Sequence[Row]) -> None:
-            if world.is_first and out is not None:
+            if world.is_main and out is not None:
                 write_rows(out, map(asdict, rows), origin)
 
         rows = measure(options, classifier, world, keep)
-        if world.is_first:
-            _say(rows, classifier.name, options.levels)
+        if world.is_main:
+            _print(rows, classifier.name, options.levels)
 
 
 def measure(
@@ -160,10 +163,12 @@ def _measure_imagenet(
     """The accuracy on a dataset whose classes are these of ImageNet's 1000."""
     _check_imagenet_model(classifier, name)
     kind: Literal["folder", "parquet"] = "parquet" if _shards(root) else "folder"
-    data = replace(options.data, source=kind, root=root).over(classifier.data)
+    data = replace(options.data, source=kind, root=root).over(classifier.settings.data)
     selection = _relabel(_open_whole(data, root), name, outputs, options.limit)
     subset = torch.tensor(outputs)
-    return _row(name, 0, evaluate_on(classifier, selection, data, world, options.batch, options.precision, subset, title=name))
+    return _row(
+        name, 0, evaluate_on(classifier, selection, data, world, options.batch_size, options.precision, subset, title=name)
+    )
 
 
 def _relabel(source: Source, name: str, outputs: Sequence[int], limit: int) -> Selection:
@@ -176,17 +181,17 @@ def _relabel(source: Source, name: str, outputs: Sequence[int], limit: int) -> S
 
 
 def _measure_corruptions(options: Robustness, classifier: Classifier, world: World) -> Iterator[Row]:
-    data = options.data.over(classifier.data)
+    data = options.data.over(classifier.settings.data)
     source = open_source(data, "validation")
-    align_classes(source, classifier.classes)
+    align_source(source, classifier.names)
     rows = _rows(len(source.labels), options.limit)
     selection = Selection(source, rows, source.classes, source.labels[rows])
-    prepare, damage = classifier.transform(data), Damage(data.on_broken)
+    prepare, broken = classifier.transform(data), BrokenFiles(data.on_broken)
     kinds = [("clean", 0), *((name, severity) for name in options.corruptions for severity in options.levels)]
     for name, severity in kinds:
         transform = Corrupt(name, severity, 0, prepare) if severity > 0 else prepare
-        how: dict[str, Any] = dict(transform=transform, title=f"{name} {severity}", damage=damage)
-        result = evaluate_on(classifier, selection, data, world, options.batch, options.precision, **how)
+        how: dict[str, Any] = dict(transform=transform, title=f"{name} {severity}", broken=broken)
+        result = evaluate_on(classifier, selection, data, world, options.batch_size, options.precision, **how)
         yield _row(name, severity, result)
 
 
@@ -226,10 +231,10 @@ def imagenet_indices(classes: Sequence[str]) -> list[int | None]:
 
     known: dict[str, list[int]] = {}
     descriptions = ImageNetInfo().label_descriptions()
-    for index, names in enumerate(zip(imagenet_synsets(), descriptions, tell_apart(descriptions), strict=True)):
+    for index, names in enumerate(zip(imagenet_synsets(), descriptions, deduplicate_names(descriptions), strict=True)):
         for name in {*names, str(index)}:
             known.setdefault(name, []).append(index)
-    return [_choose(known.get(name, []), place) for place, name in enumerate(tell_apart(classes))]
+    return [_choose(known.get(name, []), place) for place, name in enumerate(deduplicate_names(classes))]
 
 
 def _choose(candidates: Sequence[int], place: int) -> int | None:
@@ -239,7 +244,7 @@ def _choose(candidates: Sequence[int], place: int) -> int | None:
 
 
 def _outputs(source: Source, name: str, allowed: Sequence[int]) -> dict[int, int]:
-    """The model's output for each class of the source that has pictures."""
+    """The model's output for each class of the source that has images."""
     indices, found = imagenet_indices(source.classes), {}
     expected = set(allowed)
     for label in np.unique(source.labels).tolist():
@@ -256,15 +261,13 @@ def _outputs(source: Source, name: str, allowed: Sequence[int]) -> dict[int, int
 
 
 def _check_imagenet_model(classifier: Classifier, name: str) -> None:
-    if len(classifier.classes) != 1000:
-        raise ValueError(
-            f"{name} needs a model of ImageNet's 1000 classes, this {classifier.name} has {len(classifier.classes)}"
-        )
-    indices = imagenet_indices(classifier.classes)
+    if len(classifier.names) != 1000:
+        raise ValueError(f"{name} needs a model of ImageNet's 1000 classes, this {classifier.name} has {len(classifier.names)}")
+    indices = imagenet_indices(classifier.names)
     foreign = all(index is None for index in indices)
     wrong = next((i for i, index in enumerate(indices) if foreign or index not in (None, i)), None)
     if wrong is not None:
-        raise ValueError(f"{name} needs ImageNet's order of classes, but output {wrong} is {classifier.classes[wrong]!r}")
+        raise ValueError(f"{name} needs ImageNet's order of classes, but output {wrong} is {classifier.names[wrong]!r}")
 
 
 def _shards(root: Path) -> list[Path]:
@@ -272,17 +275,17 @@ def _shards(root: Path) -> list[Path]:
 
 
 def _open_whole(data: DataConfig, root: Path) -> Source:
-    """All pictures of a dataset that is for testing only, whatever its one split is called (Sketch on Hugging Face: train)."""
+    """All images of a dataset that is for testing only, whatever its one split is called (Sketch on Hugging Face: train)."""
     only_train = data.source == "parquet" and all(shard.name.startswith("train") for shard in _shards(root))
     return open_source(replace(data, held_out=1.0), "train" if only_train else "validation")
 
 
-def _say(rows: Sequence[Row], model: str, levels: Sequence[int]) -> None:
+def _print(rows: Sequence[Row], model: str, levels: Sequence[int]) -> None:
     corrupted = [row for row in rows if row.severity > 0]
     shown = levels if corrupted else ()
     paper = {row.data: PAPER_TOP1[model, row.data] for row in rows if (model, row.data) in PAPER_TOP1}
     title = f"{model}: top-1 in per cent" + (", by severity" if corrupted else "")
-    table = Table("data", "pictures", *map(str, shown), "mean" if corrupted else "top-1", title=title)
+    table = Table("data", "images", *map(str, shown), "mean" if corrupted else "top-1", title=title)
     if paper:
         table.add_column("the paper's")
     for name in dict.fromkeys(row.data for row in rows):
@@ -297,9 +300,9 @@ def _say(rows: Sequence[Row], model: str, levels: Sequence[int]) -> None:
     console.print(table)
     for row in rows:
         if row.classes < CLASSES.get(row.data, 0):
-            console.print(f"{row.data}: only {row.classes} of its {CLASSES[row.data]} classes have pictures here")
+            console.print(f"{row.data}: only {row.classes} of its {CLASSES[row.data]} classes have images here")
     if broken := max(row.broken for row in rows):
-        console.print(f"up to {counted(broken, 'broken picture')} left out")
+        console.print(f"up to {counted(broken, 'broken image')} left out")
 
 
 def _figures(rows: Sequence[Row], levels: Sequence[int]) -> list[str]:
@@ -310,6 +313,6 @@ def _figures(rows: Sequence[Row], levels: Sequence[int]) -> list[str]:
 
 def _origin(options: Robustness, classifier: Classifier, world: World) -> dict[str, str]:
     """What made the numbers, for every row."""
-    size_px = options.data.size_px or classifier.data.size_px
+    size_px = options.data.size_px or classifier.settings.data.size_px
     about = dict(model=classifier.name, checkpoint=options.checkpoint, size_px=str(size_px))
-    return about | dict(batch=str(options.batch), precision=options.precision) | provenance(world.device.type)
+    return about | dict(batch_size=str(options.batch_size), precision=options.precision) | provenance(world.device.type)

@@ -11,10 +11,11 @@ from typing import Any
 from torch import nn
 
 from tailprop.backbone.operator import TailPropagation
-from tailprop.commands.train import train
 from tailprop.engine.config import ModelConfig, OptimConfig, RunConfig
-from tailprop.runtime.distributed import join
+from tailprop.engine.launch import train
+from tailprop.runtime.distributed import init_distributed
 from tailprop.runtime.provenance import provenance
+from tailprop.tasks import find_spec
 from tailprop.tasks.classify.augment import AugmentConfig
 from tailprop.tasks.classify.data import DataConfig
 from tailprop.tasks.classify.task import ClassifyConfig
@@ -49,7 +50,7 @@ class ScaleStudy:
     """Side of the images."""
     epochs: int = 8
     """Passes over the training set."""
-    batch: int = 64
+    batch_size: int = 64
     """Images in a step."""
     lr: float = 1e-3
     """Peak learning rate."""
@@ -63,7 +64,7 @@ class ScaleStudy:
     def check(self) -> None:
         for name in self.only:
             check_choice("trial", name, tuple(TRIALS))
-        for name, least in (("epochs", 1), ("batch", 1), ("size_px", 32)):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("size_px", 32)):
             check_at_least(name, getattr(self, name), least)
         check_model(self.model)
 
@@ -84,28 +85,28 @@ def _trial(
 ) -> dict[str, object]:
     folder = study.out.with_suffix("") / f"{name.replace(',', '').replace(' ', '_')}-{seed}"
     config = ClassifyConfig(
-        model=ModelConfig(study.model, drop_path=0.05, args=dict(mixer=mixer, mixer_args=mixer_args)),
-        data=DataConfig("parquet", study.data, size_px=study.size_px, resize_px=None, workers=study.workers),
+        model=ModelConfig(name=study.model, drop_path=0.05, args=dict(mixer=mixer, mixer_args=mixer_args)),
+        data=DataConfig(source="parquet", root=study.data, size_px=study.size_px, crop_pct=1.0, workers=study.workers),
         augment=AugmentConfig(scale=(0.5, 1.0), color_jitter=0.0, auto_augment=None, erase=0.0, mixup=0.0, cutmix=0.0),
         optim=OptimConfig(
-            study.epochs,
-            study.batch,
+            epochs=study.epochs,
+            batch_size=study.batch_size,
             lr=study.lr,
-            lr_batch=None,
+            lr_base_size=None,
             min_lr=study.lr / 100,
             warmup_epochs=study.epochs / 10,
             weight_decay=0.05,
             scale_lr=scale_lr,
         ),
-        run=RunConfig(folder, seed=seed, overwrite=True, tensorboard=False),
+        run=RunConfig(out=folder, seed=seed, overwrite=True, tensorboard=False),
     )
-    trainer, _ = train(config, join(), summary=False)
-    last = trainer.at.history[-1]
+    trainer, _ = train(find_spec(config.task), config, init_distributed(), summary=False)
+    last = trainer.loop.history[-1]
     return dict(
         top1=round(last["top1"], 2),
         loss=round(last["loss"], 4),
         minutes=round(last["minutes"], 1),
-        scales=_scales(trainer.model),
+        scales=_scales(trainer.state.model),
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from tailprop.utils.errors import memory_missing
+from tailprop.utils.errors import missing_memory
 
-__all__ = ["naming", "write_atomically", "write_json"]
+__all__ = ["explain_write_errors", "write_atomically", "write_json"]
 
 PART = ".part"  # what is being written; a leftover means the process died, and is worthless
 
@@ -25,7 +25,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
 
     A link stays, and what it points to is replaced. A device or a pipe, such as /dev/stdout, is written to.
     """
-    with naming(path):
+    with explain_write_errors(path):
         if path.exists() and not path.is_file():
             _pour(path, write)
         else:
@@ -34,16 +34,21 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
 
 def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda part: part.write_text(json.dumps(content, indent=indent) + "\n"))
+    write_atomically(
+        path,
+        lambda part: part.write_text(
+            json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8", errors="surrogateescape"
+        ),
+    )
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Say of what cannot be written where it was, and what to do."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
-        if memory_missing(error) is not None:  # it was not the writing
+        if missing_memory(error) is not None:  # it was not the writing
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         hint = "; make room and try again" if _is_full_disk(error) else ""

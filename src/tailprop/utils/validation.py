@@ -1,4 +1,4 @@
-"""Refusals that say what is wrong and how to mend it."""
+"""Refusals that say what is wrong and how to fix it."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -103,7 +103,7 @@ def test_a_snapshot_is_unpacked_if_so_told(tmp_path: Path) -> None:
     assert any((tmp_path / "cache").rglob("*.arrow"))
     for source in sources:
         assert source.read(2).convert("RGB").getpixel((3, 3)) == pixel(jpeg(2))
-        with pytest.raises(OSError, match="the row holds no picture"):
+        with pytest.raises(OSError, match="the row holds no image"):
             source.read(0)
 
 
@@ -192,7 +192,7 @@ def spoil(shard: Path, group: int, columns: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_spoilt_pages_are_broken_pictures(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spoilt_pages_are_broken_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a hundred rows in a piece, with the names they had, and still there is enough to learn from."""
     root = make_snapshot(tmp_path / "data", {"train": [0, 1] * 150, "validation": [0, 1] * 4}, shards=1, classes=2)
     shard = root / "train-00000-of-00001.parquet"
@@ -204,7 +204,7 @@ def test_spoilt_pages_are_broken_pictures(workers: int, tmp_path: Path, capsys: 
     assert "train-00000-of-00001.parquet row" in err
     assert "a page header is damaged" in err
     assert tailprop_cli.main([*command, "--data.on-broken", "skip", "--run.overwrite"]) == 0
-    assert "broken pictures left out" in capsys.readouterr().out
+    assert "broken images left out" in capsys.readouterr().out
 
 
 def test_pages_before_the_damage_are_read(tmp_path: Path) -> None:
@@ -240,11 +240,11 @@ def test_labels_that_cannot_be_used(tmp_path: Path) -> None:
 def test_large_compressed_pieces_are_pointed_out_by_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pictures = [jpeg(1) + random.Random(i).randbytes(600_000) for i in range(10)]
+    images = [jpeg(1) + random.Random(i).randbytes(600_000) for i in range(10)]
     for compression, rank, said in (("none", "0", ""), ("snappy", "0", "--data.unpack"), ("snappy", "1", "")):
         root = tmp_path / f"{compression}{rank}"
         root.mkdir()
-        table = pa.table({"image": pictures, "label": [0] * 10})
+        table = pa.table({"image": images, "label": [0] * 10})
         pq.write_table(table, root / "train-00000-of-00001.parquet", compression=compression)  # all of it in a dictionary
         monkeypatch.setenv("RANK", rank)
         assert Parquet(root, "train").read(7).size == (40, 36)
@@ -257,7 +257,7 @@ def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:
     root = make_snapshot(tmp_path / "data", {"train": [0, 1, 0, 1]}, classes=2)
     second = root / "train-00001-of-00002.parquet"
     pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 1]}), second)
-    with pytest.raises(ValueError, match=r"train-00001-of-00002.parquet stores its pictures in another way"):
+    with pytest.raises(ValueError, match=r"train-00001-of-00002.parquet stores its images in another way"):
         Parquet(root, "train")
     pq.write_table(pa.table({"image": [jpeg(1)], "name": ["cat"]}), second)
     with pytest.raises(ValueError, match=r"00001-of-00002.parquet needs the columns image and label, it has image, name"):

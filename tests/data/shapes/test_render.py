@@ -70,8 +70,8 @@ def test_coco_holds_the_exact_masks(tmp_path: Path) -> None:
             assert inside.sum() == instance.mask.sum()
             assert all(rim.any() for rim in (inside[0], inside[-1], inside[:, 0], inside[:, -1]))  # the box is tight
             assert annotation["iscrowd"] == instance.is_crowd
-        picture = np.asarray(Image.open(tmp_path / "val2017" / image["file_name"])).astype(int)
-        assert np.abs(picture - scene.image).mean() < 16  # JPEG, which blurs colours
+        pil_image = np.asarray(Image.open(tmp_path / "val2017" / image["file_name"])).astype(int)
+        assert np.abs(pil_image - scene.image).mean() < 16  # JPEG, which blurs colours
 
 
 def test_ade20k_holds_the_exact_labels(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     args = ["scenes", str(out), "--count", "2", "--val", "1", "--size-px", "48", "--seed", "7"]
     assert tailprop_cli.main(args) == 0
     assert len(list((out / "train2017").iterdir())) == 2
-    picture = next((out / "train2017").iterdir())
-    picture.unlink()  # as if it had been interrupted
+    image = next((out / "train2017").iterdir())
+    image.unlink()  # as if it had been interrupted
     assert tailprop_cli.main(args) == 0
-    assert picture.is_file()
+    assert image.is_file()
     assert tailprop_cli.main([*args[:2], "--count", "3"]) == 2
     assert "made with other settings" in capsys.readouterr().err
     assert tailprop_cli.main(["scenes", str(tmp_path)]) == 2

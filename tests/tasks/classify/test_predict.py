@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 
 import tailprop_cli
-from tailprop.data.images import list_pictures
+from tailprop.data.images import list_images
 from tailprop.engine.checkpoint import save_weights
 from tailprop.tasks.classify import predict
 from tailprop.tasks.classify.predict import Guess, Predict, Prediction
@@ -31,11 +31,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("batch", [1, 3, 32])
 def test_probabilities_are_the_models(checkpoint: str, tmp_path: Path, batch: int) -> None:
-    pictures = [noise(seed, height=30 + 7 * seed, width=90 - 11 * seed) for seed in range(5)]
-    paths = [save(picture, tmp_path / f"{i}.png") for i, picture in enumerate(pictures)]
+    images = [noise(seed, height=30 + 7 * seed, width=90 - 11 * seed) for seed in range(5)]
+    paths = [save(image, tmp_path / f"{i}.png") for i, image in enumerate(images)]
     rows = answer(checkpoint, *paths, top=99, batch=batch)
-    assert [row["picture"] for row in rows] == list(map(str, paths))
-    wanted = expected(checkpoint, *pictures)
+    assert [row["image"] for row in rows] == list(map(str, paths))
+    wanted = expected(checkpoint, *images)
     assert (wanted[0] - wanted[1]).abs().max() > 0.01  # or the comparison would prove nothing
     torch.testing.assert_close(torch.tensor([chances(row) for row in rows]), wanted, atol=1e-6, rtol=1e-5)
     for row in rows:
@@ -69,17 +69,17 @@ def test_top_is_clipped_to_the_classes(checkpoint: str, tmp_path: Path, top: int
 def test_table_csv_and_json_agree(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [save(noise(i), tmp_path / f"{i} [bold],.png") for i in range(2)]
     rows = answer(checkpoint, *paths, top=7)
-    flat = [(r["picture"], rank, g) for r in rows for rank, g in enumerate(r["predictions"], start=1)]
+    flat = [(r["image"], rank, g) for r in rows for rank, g in enumerate(r["predictions"], start=1)]
     predict.run(options(checkpoint, *paths, top=7, format="csv"))
     read = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert list(read[0]) == ["picture", "rank", "class_index", "class_name", "probability"]
-    assert [(r["picture"], int(r["rank"]), int(r["class_index"]), r["class_name"], float(r["probability"])) for r in read] == [
-        (picture, rank, g["index"], g["name"], g["probability"]) for picture, rank, g in flat
+    assert list(read[0]) == ["image", "rank", "class_index", "class_name", "probability"]
+    assert [(r["image"], int(r["rank"]), int(r["class_index"]), r["class_name"], float(r["probability"])) for r in read] == [
+        (image, rank, g["index"], g["name"], g["probability"]) for image, rank, g in flat
     ]
     predict.run(options(checkpoint, *paths, top=7))
     lines = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d\d +│$", line)]
     assert [[cell.strip() for cell in line.strip("│").split("│")] for line in lines] == [
-        [picture if rank == 1 else "", g["name"], f"{100 * g['probability']:.2f}"] for picture, rank, g in flat
+        [image if rank == 1 else "", g["name"], f"{100 * g['probability']:.2f}"] for image, rank, g in flat
     ]
     predict.run(options(checkpoint, *paths, top=7, format="json"))
     assert json.loads(capsys.readouterr().out) == rows
@@ -98,11 +98,11 @@ def test_best_is_bold_and_a_narrow_terminal_loses_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "chosen", "start"),
     [
-        ("a.csv", None, "picture,"),
+        ("a.csv", None, "image,"),
         ("a.JSON", None, "["),
         ("a.txt", None, "┏"),
         ("a.csv", "json", "["),
-        ("a", "csv", "picture,"),
+        ("a", "csv", "image,"),
     ],
 )
 def test_form_follows_the_suffix_unless_given(checkpoint: str, tmp_path: Path, name: str, chosen: Any, start: str) -> None:
@@ -137,12 +137,12 @@ def test_a_terminal_gets_a_bar_for_more_than_one_batch(
     assert len(json.loads(captured.out)) == 3
 
 
-def test_command_line_takes_many_pictures() -> None:
+def test_command_line_takes_many_images() -> None:
     parsed = tyro.cli(Predict, args=["run", "a.png", "photos/*.jpg", "--top", "2", "--on-broken", "stop"])
     assert parsed == Predict("run", ("a.png", "photos/*.jpg"), top=2, on_broken="stop")
 
 
-# ---- which pictures
+# ---- which images
 
 
 def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,24 +150,24 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("z.png", "f/b.JPG", "f/a.png", "f/sub/c.tiff", "f/notes.txt", "f/.hidden.png", "f/.cache/d.png", "odd[1].png"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
-    listed = [str(path) for path in list_pictures(["z.png", "f", "./f/a.png", "f/*", str(tmp_path / "z.png"), "odd[1].png"])]
+    listed = [str(path) for path in list_images(["z.png", "f", "./f/a.png", "f/*", str(tmp_path / "z.png"), "odd[1].png"])]
     assert listed == ["z.png", "f/a.png", "f/b.JPG", "f/sub/c.tiff", "odd[1].png"]
-    assert list_pictures(["**/*.tiff", "f/?.png"]) == [Path("f/sub/c.tiff"), Path("f/a.png")]
-    assert list_pictures([f"{tmp_path}/*.png"]) == [tmp_path / "odd[1].png", tmp_path / "z.png"]
-    assert list_pictures(["f/notes.txt"]) == [Path("f/notes.txt")]  # named outright
+    assert list_images(["**/*.tiff", "f/?.png"]) == [Path("f/sub/c.tiff"), Path("f/a.png")]
+    assert list_images([f"{tmp_path}/*.png"]) == [tmp_path / "odd[1].png", tmp_path / "z.png"]
+    assert list_images(["f/notes.txt"]) == [Path("f/notes.txt")]  # named outright
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert list_pictures(["~/z*"]) == [tmp_path / "z.png"]
+    assert list_images(["~/z*"]) == [tmp_path / "z.png"]
 
 
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ([], "no pictures given"),
-        (["nowhere.png"], "no picture or folder at nowhere.png"),
-        (["empty"], "no pictures in the folder empty; looked for"),
-        (["nothing/*.jpg"], "no picture matches 'nothing/*.jpg'"),
-        (["words/*"], "no picture matches 'words/*'"),
-        (["empty/**"], "no picture matches 'empty/**'"),
+        ([], "no images given"),
+        (["nowhere.png"], "no image or folder at nowhere.png"),
+        (["empty"], "no images in the folder empty; looked for"),
+        (["nothing/*.jpg"], "no image matches 'nothing/*.jpg'"),
+        (["words/*"], "no image matches 'words/*'"),
+        (["empty/**"], "no image matches 'empty/**'"),
     ],
 )
 def test_what_is_not_there_is_named(
@@ -188,7 +188,7 @@ def test_what_is_not_there_is_named(
         ({"top": 0}, "top must be at least 1, got 0"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"size_px": 16}, "size_px must be at least 32"),
-        ({"out": Path("a.png")}, "--out a.png is named like a picture"),
+        ({"out": Path("a.png")}, "--out a.png is named like an image"),
         ({"out": Path()}, "--out . is a folder"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`tailprop predict` on pictures of every kind, broken ones too."""
+"""`tailprop predict` on images of every kind, broken ones too."""
 
 import os
 from dataclasses import replace
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import read_picture
+from tailprop.data.images import read_image
 from tailprop.tasks.classify import predict
 from tailprop.tasks.classify.load import load_classifier
 from tests.helpers.predicting import answer, assert_seen_as, chances, expected, make_run, noise, options, save
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_run(tmp_path_factory.mktemp("run"))
 
 
-# ---- kinds of pictures
+# ---- kinds of images
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".tiff"])
@@ -41,7 +41,7 @@ def test_rotated_by_the_camera(checkpoint: str, tmp_path: Path, suffix: str) -> 
     assert difference.abs().max() > 0.02  # lying it would be seen differently
 
 
-def test_damaged_notes_of_the_camera_cost_no_picture(checkpoint: str, tmp_path: Path) -> None:
+def test_damaged_notes_of_the_camera_cost_no_image(checkpoint: str, tmp_path: Path) -> None:
     path = save(noise(), tmp_path / "a.webp", lossless=True, exif=b"Exif\0\0MM\0q\0\0\0\x08")
     assert_seen_as(checkpoint, path, noise())
 
@@ -58,8 +58,8 @@ def test_16_bit_gray_is_scaled(checkpoint: str, tmp_path: Path, suffix: str) -> 
 
 def test_16_bits_round_to_the_nearest_of_8(tmp_path: Path) -> None:
     values = np.array([[0, 128, 129, 32896, 65406, 65407, 65535]], dtype=np.uint16)
-    picture = read_picture(save(Image.fromarray(values), tmp_path / "a.png"), "L")
-    assert np.asarray(picture).tolist() == [[0, 0, 1, 128, 254, 255, 255]]
+    image = read_image(save(Image.fromarray(values), tmp_path / "a.png"), "L")
+    assert np.asarray(image).tolist() == [[0, 0, 1, 128, 254, 255, 255]]
 
 
 def test_palette_with_transparency(checkpoint: str, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_palette_with_transparency(checkpoint: str, tmp_path: Path) -> None:
     path = save(colours, tmp_path / "a.png", transparency=bytes([0, 128, 255] + [255] * 13))
     with Image.open(path) as file:
         assert isinstance(file.info["transparency"], bytes)  # the kind Pillow warns of
-    assert isinstance(read_picture(path, "RGB"), Image.Image)  # a warning, an error here, would make it Broken
+    assert isinstance(read_image(path, "RGB"), Image.Image)  # a warning, an error here, would make it Broken
     assert_seen_as(checkpoint, path, colours.convert("RGB"))
     gif = save(colours, tmp_path / "a.gif", transparency=3)
     assert_seen_as(checkpoint, gif, colours.convert("RGB"))
@@ -80,8 +80,8 @@ def test_cmyk_jpeg(checkpoint: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "RGB"])
 def test_modes(checkpoint: str, tmp_path: Path, mode: str) -> None:
-    picture = noise().convert(mode)
-    assert_seen_as(checkpoint, save(picture, tmp_path / "a.png"), picture.convert("RGB"))
+    image = noise().convert(mode)
+    assert_seen_as(checkpoint, save(image, tmp_path / "a.png"), image.convert("RGB"))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 500), (30000, 1), (33, 2)])
@@ -97,9 +97,9 @@ def test_models_of_other_channels(tmp_path: Path, in_chans: int, mode: str) -> N
     assert_seen_as(checkpoint, save(Image.fromarray(gray16()), tmp_path / "b.png"), noise(channels=1).convert(mode))
 
 
-def test_models_no_picture_fits(tmp_path: Path) -> None:
+def test_models_no_image_fits(tmp_path: Path) -> None:
     checkpoint = make_run(tmp_path, in_chans=2)
-    with pytest.raises(ValueError, match="tailprop_pico takes 2 channels; pictures have 1, 3 or 4"):
+    with pytest.raises(ValueError, match="tailprop_pico takes 2 channels; images have 1, 3 or 4"):
         predict.run(options(checkpoint, save(noise(), tmp_path / "a.png")))
 
 
@@ -107,19 +107,19 @@ def test_pixels_without_a_known_white_are_refused(tmp_path: Path) -> None:
     floats = save(Image.fromarray(np.ones((4, 4), np.float32)), tmp_path / "a.tiff")
     wide = save(Image.fromarray(np.full((4, 4), 70_000, np.int32)), tmp_path / "b.tiff")
     for path, bits in ((floats, "floats"), (wide, "32 bits")):
-        broken = read_picture(path, "RGB")
+        broken = read_image(path, "RGB")
         assert isinstance(broken, Broken)
         assert bits in broken.reason
 
 
-# ---- broken pictures
+# ---- broken images
 
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Two good pictures, one that is text, one cut short, one empty."""
+    """Two good images, one that is text, one cut short, one empty."""
     save(noise(0), tmp_path / "p" / "a.png")
-    (tmp_path / "p" / "b.png").write_text("not a picture at all\n")
+    (tmp_path / "p" / "b.png").write_text("not an image at all\n")
     whole = save(noise(1), tmp_path / "p" / "c.png").read_bytes()
     (tmp_path / "p" / "d.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "p" / "e.jpg").touch()
@@ -127,42 +127,42 @@ def mixed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 32])
-def test_broken_pictures_are_named_and_skipped(
+def test_broken_images_are_named_and_skipped(
     checkpoint: str, mixed: Path, capsys: pytest.CaptureFixture[str], batch: int
 ) -> None:
     rows = answer(checkpoint, mixed, batch=batch, top=7)
-    assert [row["picture"] for row in rows] == [str(mixed / "a.png"), str(mixed / "c.png")]
+    assert [row["image"] for row in rows] == [str(mixed / "a.png"), str(mixed / "c.png")]
     torch.testing.assert_close(
         torch.tensor([chances(row) for row in rows]), expected(checkpoint, noise(0), noise(1)), atol=1e-6, rtol=1e-5
     )
     text, cut, empty, count, written = capsys.readouterr().err.splitlines()
-    assert text == f"skipped {mixed}/b.png: not a picture"
+    assert text == f"skipped {mixed}/b.png: not an image"
     assert cut.startswith(f"skipped {mixed}/d.png: ")
-    assert empty == f"skipped {mixed}/e.jpg: not a picture"
-    assert count == "3 of 5 pictures skipped, 2 classified"
-    assert written.endswith("answer.json: 2 pictures")
+    assert empty == f"skipped {mixed}/e.jpg: not an image"
+    assert count == "3 of 5 images skipped, 2 classified"
+    assert written.endswith("answer.json: 2 images")
 
 
-def test_stop_at_the_first_broken_picture(checkpoint: str, mixed: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"b\.png: not a picture; mend or remove it, or .*--on-broken skip"):
+def test_stop_at_the_first_broken_image(checkpoint: str, mixed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"b\.png: not an image; fix or remove it, or .*--on-broken skip"):
         predict.run(options(checkpoint, mixed, on_broken="stop", out=tmp_path / "a.csv"))
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_nothing_but_broken_pictures(checkpoint: str, mixed: Path) -> None:
-    with pytest.raises(ValueError, match=r"none of 2 pictures can be read; the first: .*b\.png: not a picture"):
+def test_nothing_but_broken_images(checkpoint: str, mixed: Path) -> None:
+    with pytest.raises(ValueError, match=r"none of 2 images can be read; the first: .*b\.png: not an image"):
         predict.run(options(checkpoint, mixed / "b.png", mixed / "d.png"))
 
 
-def test_a_picture_that_went_away(tmp_path: Path) -> None:
+def test_an_image_that_went_away(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
-    assert read_picture(path, "RGB") == Broken(str(path), "No such file or directory")
+    assert read_image(path, "RGB") == Broken(str(path), "No such file or directory")
 
 
 def test_too_many_pixels(checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 56 - 1)  # over it Pillow warns, over its double it refuses
     assert_seen_as(checkpoint, save(noise(), tmp_path / "a.png"), noise())
-    broken = read_picture(save(noise(height=100, width=100), tmp_path / "b.png"), "RGB")
+    broken = read_image(save(noise(height=100, width=100), tmp_path / "b.png"), "RGB")
     assert isinstance(broken, Broken)
     assert "exceeds limit" in broken.reason
 
@@ -171,7 +171,7 @@ def test_names_that_are_no_text(checkpoint: str, tmp_path: Path, capsys: pytest.
     name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9\n.png")
     noise().save(name)
     rows = answer(checkpoint, name)
-    assert rows[0]["picture"] == name  # exact, for programs
+    assert rows[0]["image"] == name  # exact, for programs
     for written_as in ("table", "csv"):
         predict.run(options(checkpoint, name, format=written_as))
         assert "\\udce9" in capsys.readouterr().out
@@ -179,11 +179,11 @@ def test_names_that_are_no_text(checkpoint: str, tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     predict.run(options(checkpoint, name, save(noise(), tmp_path / "a.png")))
     line, _count = capsys.readouterr().err.splitlines()
-    assert line.endswith("caf\\udce9\\n.png: not a picture")
+    assert line.endswith("caf\\udce9\\n.png: not an image")
 
 
-def test_a_single_broken_picture_is_one_line(checkpoint: str, mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(["predict", checkpoint, str(mixed / "b.png")], f"tailprop: {mixed / 'b.png'}: not a picture\n", capsys)
+def test_a_single_broken_image_is_one_line(checkpoint: str, mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["predict", checkpoint, str(mixed / "b.png")], f"tailprop: {mixed / 'b.png'}: not an image\n", capsys)
 
 
 def test_answers_that_are_not_finite(checkpoint: str, tmp_path: Path) -> None:
@@ -191,4 +191,4 @@ def test_answers_that_are_not_finite(checkpoint: str, tmp_path: Path) -> None:
     spoilt = replace(classifier, model=torch.nn.Sequential(classifier.model, torch.nn.Threshold(1e9, float("nan"))).eval())
     path = save(noise(), tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"answer to .*a\.png is not finite"):
-        predict.classify_pictures(spoilt, [path], torch.device("cpu"), print)
+        predict.classify_images(spoilt, [path], torch.device("cpu"), print)

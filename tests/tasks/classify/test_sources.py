@@ -1,4 +1,4 @@
-"""Where pictures and classes come from: folders, parquet snapshots, timm's datasets."""
+"""Where images and classes come from: folders, parquet snapshots, timm's datasets."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from tests.helpers.runs import assert_refused, write_recipe
 
 
 def test_classes_are_compared_by_name(tmp_path: Path) -> None:
-    root = make_folder(tmp_path / "pictures", count=2)
+    root = make_folder(tmp_path / "images", count=2)
     for k in range(2):
         (root / "train" / "blue" / f"{k}.jpg").unlink()
     (root / "train" / "blue").rmdir()
@@ -24,14 +24,14 @@ def test_classes_are_compared_by_name(tmp_path: Path) -> None:
     assert only_red.labels.tolist() == [1, 1]
     with pytest.raises(ValueError, match=r"does not know the data's class 'red'; it knows 2 \(cat, dog\)"):
         align_classes(Folder(root, "train"), ("cat", "dog"))
-    (root / "train" / "void").mkdir()  # without pictures it is no class that has to be known
+    (root / "train" / "void").mkdir()  # without images it is no class that has to be known
     with_empty = Folder(root, "train")
     align_classes(with_empty, ("blue", "red", "yellow"))
     assert with_empty.labels.tolist() == [1, 1]
 
 
 def test_classes_are_taken_in_order_only_if_no_name_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = make_folder(tmp_path / "pictures", count=1)
+    root = make_folder(tmp_path / "images", count=1)
     with pytest.raises(ValueError, match="does not know the data's class 'red', though it knows 1 of 2 by name"):
         align_classes(Folder(root, "train"), ("azure", "blue"))
     source = Folder(root, "train")
@@ -63,7 +63,7 @@ def test_a_folder_without_a_split_holds_out_the_same_share_always(tmp_path: Path
 
 
 def test_folders_are_taken_for_what_they_are(tmp_path: Path) -> None:
-    """A class may be called train; hidden folders are no classes; a folder with validation pictures alone can be measured."""
+    """A class may be called train; hidden folders are no classes; a folder with validation images alone can be measured."""
     for name in ("train", "car", ".ipynb_checkpoints"):
         (tmp_path / "vehicles" / name).mkdir(parents=True)
         (tmp_path / "vehicles" / name / "1.jpg").write_bytes(jpeg(9))
@@ -79,7 +79,7 @@ def test_folders_are_taken_for_what_they_are(tmp_path: Path) -> None:
 
 
 def test_a_validation_folder_beside_the_classes_is_not_trained_on(tmp_path: Path) -> None:
-    root = make_folder(tmp_path / "pictures", splits=("train", "val"))
+    root = make_folder(tmp_path / "images", splits=("train", "val"))
     for folder in (root / "train").iterdir():
         folder.rename(root / folder.name)
     (root / "train").rmdir()
@@ -88,10 +88,10 @@ def test_a_validation_folder_beside_the_classes_is_not_trained_on(tmp_path: Path
         Folder(root, "train")
 
 
-def test_a_picture_beside_the_classes_of_a_split_is_named(tmp_path: Path) -> None:
-    root = make_folder(tmp_path / "pictures", splits=("train", "val"))
+def test_an_image_beside_the_classes_of_a_split_is_named(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "images", splits=("train", "val"))
     next((root / "train" / "red").iterdir()).rename(root / "train" / "cover.jpg")
-    with pytest.raises(ValueError, match=r"train holds pictures \(cover.jpg\) beside folders"):
+    with pytest.raises(ValueError, match=r"train holds images \(cover.jpg\) beside folders"):
         Folder(root, "train")
 
 
@@ -106,7 +106,7 @@ def test_splits_that_number_their_classes_otherwise_are_refused(tmp_path: Path, 
     assert_refused(["train", str(recipe), "--run.out", str(tmp_path / "run")], "training and validation differ: ", capsys)
 
 
-def test_every_class_has_pictures_on_both_sides(tmp_path: Path) -> None:
+def test_every_class_has_images_on_both_sides(tmp_path: Path) -> None:
     tree = make_folder(tmp_path, count=2, splits=("all",)) / "all"
     parts = [Folder(tree, split, held_out=0.01) for split in ("train", "validation")]
     assert [sorted(part.labels) for part in parts] == [[0, 1], [0, 1]]
@@ -134,12 +134,12 @@ def test_a_label_that_is_missing_is_named(named: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["folder", "torch/image_folder"])
 def test_a_folder_through_timm(name: str, tmp_path: Path) -> None:
     root = make_folder(tmp_path, count=2)
-    (root / "val" / "blue" / "1.jpg").write_bytes(b"not a picture")
+    (root / "val" / "blue" / "1.jpg").write_bytes(b"not an image")
     source = TimmDataset(name, root, "validation")
     assert (source.classes, source.labels.tolist()) == (("blue", "red"), [0, 0, 1, 1])
     assert source.read(2).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(200))).getpixel((3, 3))
     assert source.name(1).endswith("blue/1.jpg")
-    with pytest.raises(OSError, match="cannot identify image file"):  # and not the picture after it
+    with pytest.raises(OSError, match="cannot identify image file"):  # and not the image after it
         source.read(1)
     with pytest.raises(ValueError, match="timm cannot open"):
         TimmDataset(name, tmp_path / "nowhere", "validation")
@@ -152,4 +152,4 @@ def test_a_snapshot_through_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert source.classes == ("class 0", "class 1", "class 2", "class 3")
     assert source.labels.tolist() == [2, 0]
     assert source.read(0).convert("RGB").getpixel((3, 3)) == Image.open(io.BytesIO(jpeg(2))).getpixel((3, 3))
-    assert source.name(1) == "picture 1"
+    assert source.name(1) == "image 1"

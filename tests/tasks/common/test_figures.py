@@ -1,4 +1,4 @@
-"""Pictures of a run, where their contents grow."""
+"""Images of a run, where their contents grow."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from tailprop.tasks.classify.figures import draw_confusion
 from tests.helpers.predicting import make_run
 
 
-def test_the_confusion_of_many_classes_is_one_picture(tmp_path: Path) -> None:
+def test_the_confusion_of_many_classes_is_one_image(tmp_path: Path) -> None:
     draw_confusion(torch.eye(500, dtype=torch.int64), [f"class {i}" for i in range(500)], tmp_path / "c.png")
-    with Image.open(tmp_path / "c.png") as picture:
-        assert picture.size == (1440, 1440)
-        darkness = 255 - np.asarray(picture.convert("L"), float)
+    with Image.open(tmp_path / "c.png") as image:
+        assert image.size == (1440, 1440)
+        darkness = 255 - np.asarray(image.convert("L"), float)
     assert darkness[200:1240, 100:1400].max(1).min() > 50  # in every row the diagonal can be seen
 
 

@@ -1,4 +1,4 @@
-"""COCO files, sound and damaged; transforms that keep boxes, masks and pictures together; the order of training."""
+"""COCO files, sound and damaged; transforms that keep boxes, masks and images together; the order of training."""
 
 import json
 import random
@@ -17,11 +17,21 @@ from torchvision.transforms import v2
 from tailprop.data.broken import Broken
 from tailprop.data.formats.coco import decode_counts, decode_masks, encode_mask, read_coco
 from tailprop.data.packing import Packed
-from tailprop.data.samplers import Key
+from tailprop.data.samplers import SampleKey
 from tailprop.data.shapes.render import SceneConfig
 from tailprop.data.shapes.write import write_coco
 from tailprop.runtime.distributed import World
-from tailprop.tasks.detect.data import Augment, DetectAugmentConfig, GroupedOrder, Objects, Target, collate, cut, mirror, resize
+from tailprop.tasks.detect.data import (
+    AspectRatioSampler,
+    Augment,
+    DetectAugmentConfig,
+    DetectionDataset,
+    Target,
+    collate,
+    cut,
+    mirror,
+    resize,
+)
 from tailprop.tasks.detect.model import Sizes
 
 CPU = torch.device("cpu")
@@ -34,9 +44,9 @@ def annotation(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def write_set(root: Path, annotations: list[dict[str, Any]], **content: Any) -> Path:
-    """Two pictures of 60x40, one of them missing from the disk, and categories with gaps in their ids."""
-    (root / "pictures").mkdir(exist_ok=True)
-    Image.new("RGB", (60, 40), "gray").save(root / "pictures" / "a.jpg")
+    """Two images of 60x40, one of them missing from the disk, and categories with gaps in their ids."""
+    (root / "images").mkdir(exist_ok=True)
+    Image.new("RGB", (60, 40), "gray").save(root / "images" / "a.jpg")
     images = [dict(id=1, file_name="a.jpg", width=60, height=40), dict(id=2, file_name="b.jpg", width=60, height=40)]
     categories = [dict(id=90, name="toothbrush"), dict(id=18, name="dog"), dict(id=3, name="car")]
     path = root / "some.json"
@@ -53,7 +63,7 @@ def write_set(root: Path, annotations: list[dict[str, Any]], **content: Any) -> 
         (dict(segmentation=[["x"] * 6]), "its polygon is broken"),
         (dict(segmentation=[]), "it has no polygon"),
         (dict(segmentation=None), "it has no segmentation"),
-        (dict(segmentation=dict(size=[9, 9], counts=[81])), "its run lengths are for [9, 9], the picture is [40, 60]"),
+        (dict(segmentation=dict(size=[9, 9], counts=[81])), "its run lengths are for [9, 9], the image is [40, 60]"),
         (dict(segmentation=dict(size=[40, 60], counts=[81])), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts=[1e3, 1400])), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts=[-100, 2500])), "do not add up"),
@@ -76,10 +86,10 @@ def write_set(root: Path, annotations: list[dict[str, Any]], **content: Any) -> 
     ],
 )
 def test_a_damaged_annotation_is_named_and_costs_nothing_else(damage: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    found = read_coco(write_set(tmp_path, [annotation(1), annotation(2, **damage)]), tmp_path / "pictures")
+    found = read_coco(write_set(tmp_path, [annotation(1), annotation(2, **damage)]), tmp_path / "images")
     broken = {item.name: item.reason for item in found.broken}
     assert reason in broken["some.json, annotation 2"]
-    assert broken[str(tmp_path / "pictures" / "b.jpg")] == "the picture is missing"
+    assert broken[str(tmp_path / "images" / "b.jpg")] == "the image is missing"
     assert len(broken) == 2
     assert [a["id"] for image in found.images for a in image.objects] == [1]
 
@@ -90,14 +100,14 @@ def test_a_damaged_annotation_is_named_and_costs_nothing_else(damage: dict[str, 
         ('{"images": [', "is not json"),
         ("[]", "is not in COCO's format: it has no list of images, annotations, categories"),
         ('{"images": [], "annotations": [], "categories": []}', "needs categories"),
-        ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "names no picture that is in"),
+        ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "names no image that is in"),
     ],
 )
 def test_a_damaged_file(text: str, message: str, tmp_path: Path) -> None:
     path = write_set(tmp_path, [])
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        read_coco(path, tmp_path / "pictures")
+        read_coco(path, tmp_path / "images")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +124,7 @@ def test_a_damaged_file(text: str, message: str, tmp_path: Path) -> None:
 )
 def test_damaged_categories(categories: list[Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        read_coco(write_set(tmp_path, [], categories=categories), tmp_path / "pictures")
+        read_coco(write_set(tmp_path, [], categories=categories), tmp_path / "images")
 
 
 @pytest.mark.parametrize(
@@ -131,9 +141,9 @@ def test_damaged_categories(categories: list[Any], message: str, tmp_path: Path)
 )
 def test_a_damaged_image_entry_is_named_once(entry: Any, named: str, reason: str, tmp_path: Path) -> None:
     images = [dict(id=1, file_name="a.jpg", width=60, height=40), entry]
-    found = read_coco(write_set(tmp_path, [annotation(1), annotation(2)], images=images), tmp_path / "pictures")
+    found = read_coco(write_set(tmp_path, [annotation(1), annotation(2)], images=images), tmp_path / "images")
     (broken,) = found.broken
-    assert broken.name == str(tmp_path / "pictures" / named)
+    assert broken.name == str(tmp_path / "images" / named)
     assert reason in broken.reason
     assert [image.id for image in found.images] == [1]
     assert len(found.images[0].objects) == 2
@@ -142,13 +152,13 @@ def test_a_damaged_image_entry_is_named_once(entry: Any, named: str, reason: str
 def test_annotations_of_a_damaged_image_entry_are_not_named_too(tmp_path: Path) -> None:
     images = [dict(id=1, file_name="a.jpg", width=60, height=40), dict(id=2, file_name="b.jpg", width=0, height=40)]
     path = write_set(tmp_path, [annotation(1), annotation(2, image_id=2)], images=images)
-    assert [item.reason for item in read_coco(path, tmp_path / "pictures").broken] == ["its size is given as 0x40"]
+    assert [item.reason for item in read_coco(path, tmp_path / "images").broken] == ["its size is given as 0x40"]
 
 
 def test_an_annotation_that_is_a_list(tmp_path: Path) -> None:
     images = [dict(id=1, file_name="a.jpg", width=60, height=40)]
     broken: list[Any] = [[1, 2], annotation(1)]
-    found = read_coco(write_set(tmp_path, broken, images=images), tmp_path / "pictures")
+    found = read_coco(write_set(tmp_path, broken, images=images), tmp_path / "images")
     assert [str(item) for item in found.broken] == ["some.json, annotation number 0: it is [1, 2], not an entry with names"]
 
 
@@ -164,7 +174,7 @@ def test_compressed_run_lengths_are_read_as_pycocotools_writes_them() -> None:
 def test_the_truth_is_numbered_anew_and_has_areas(tmp_path: Path) -> None:
     crowd = annotation(5, iscrowd=1, segmentation=dict(size=[40, 60], counts=[2300, 100]), area=None)
     objects = [annotation(0), annotation(0, area=7), {k: v for k, v in annotation(5).items() if k != "area"}, crowd]
-    found = read_coco(write_set(tmp_path, objects), tmp_path / "pictures").ground_truth()["annotations"]
+    found = read_coco(write_set(tmp_path, objects), tmp_path / "images").ground_truth()["annotations"]
     assert [a["id"] for a in found] == [1, 2, 3, 4]
     assert [a["area"] for a in found] == [400, 7, 400, 100]
 
@@ -172,17 +182,17 @@ def test_the_truth_is_numbered_anew_and_has_areas(tmp_path: Path) -> None:
 def test_crowds_and_boxes_without_extent_are_not_learned_but_count_in_evaluation(tmp_path: Path) -> None:
     crowd = annotation(2, iscrowd=1, segmentation=dict(size=[40, 60], counts=[40 * 60]))
     flat, outside = annotation(3, bbox=[10, 10, 20, 0]), annotation(4, bbox=[70, 10, 20, 20])
-    found = read_coco(write_set(tmp_path, [annotation(1), crowd, flat, outside]), tmp_path / "pictures")
+    found = read_coco(write_set(tmp_path, [annotation(1), crowd, flat, outside]), tmp_path / "images")
     assert [a["id"] for a in found.images[0].targets] == [1]
     assert [a["id"] for a in found.ground_truth()["annotations"]] == [1, 2, 3, 4]
 
 
 def test_any_categories_become_labels_from_one_on(tmp_path: Path) -> None:
     objects = [annotation(1, category_id=90), annotation(2, category_id=3), annotation(3, category_id=18)]
-    found = read_coco(write_set(tmp_path, objects), tmp_path / "pictures")
+    found = read_coco(write_set(tmp_path, objects), tmp_path / "images")
     assert found.classes == ("car", "dog", "toothbrush")
-    pictures = Objects(found.images, found.category_ids, Augment(DetectAugmentConfig(short_px=(40,)), 1333))
-    (example,) = pictures[Key(0, 0)]
+    images = DetectionDataset(found.images, found.category_ids, Augment(DetectAugmentConfig(short_px=(40,)), 1333))
+    (example,) = images[SampleKey(0, 0)]
     assert not isinstance(example, Broken)
     assert example[1]["labels"].tolist() == [3, 1, 2]
 
@@ -199,34 +209,34 @@ def test_masks_of_polygons_and_run_lengths_agree() -> None:
         assert np.array_equal(decode_masks([annotation(1, segmentation=runs)], 60, 40), polygon)
 
 
-def test_a_picture_of_another_size_or_without_content_is_broken(tmp_path: Path) -> None:
+def test_an_image_of_another_size_or_without_content_is_broken(tmp_path: Path) -> None:
     path = write_set(tmp_path, [annotation(1)])
-    Image.new("RGB", (50, 40)).save(tmp_path / "pictures" / "a.jpg")
-    (tmp_path / "pictures" / "b.jpg").write_bytes(b"")
-    found = read_coco(path, tmp_path / "pictures")
-    batch = collate([Objects(found.images, found.category_ids)[Key(i, i)] for i in range(2)])
-    assert [item.reason for item in batch.broken] == ["it is 50x40, its annotations are for 60x40", "not a picture"]
+    Image.new("RGB", (50, 40)).save(tmp_path / "images" / "a.jpg")
+    (tmp_path / "images" / "b.jpg").write_bytes(b"")
+    found = read_coco(path, tmp_path / "images")
+    batch = collate([DetectionDataset(found.images, found.category_ids)[SampleKey(i, i)] for i in range(2)])
+    assert [item.reason for item in batch.broken] == ["it is 50x40, its annotations are for 60x40", "not an image"]
     assert len(batch) == 0
 
 
-def test_in_training_the_next_good_picture_takes_the_place_of_a_broken_one(tmp_path: Path) -> None:
+def test_in_training_the_next_good_image_takes_the_place_of_a_broken_one(tmp_path: Path) -> None:
     path = write_set(tmp_path, [annotation(1), annotation(2, image_id=2)])
-    (tmp_path / "pictures" / "b.jpg").write_bytes(b"no picture")
-    found = read_coco(path, tmp_path / "pictures")
-    pictures = Objects(found.images, found.category_ids, Augment(DetectAugmentConfig(short_px=(40,)), 1333))
-    batch = collate([pictures[Key(1, 0)]])
+    (tmp_path / "images" / "b.jpg").write_bytes(b"no image")
+    found = read_coco(path, tmp_path / "images")
+    images = DetectionDataset(found.images, found.category_ids, Augment(DetectAugmentConfig(short_px=(40,)), 1333))
+    batch = collate([images[SampleKey(1, 0)]])
     assert batch.ids == [1]
-    assert [item.reason for item in batch.broken] == ["not a picture"]
+    assert [item.reason for item in batch.broken] == ["not an image"]
 
 
-def test_turned_pictures_are_read_as_they_were_annotated(tmp_path: Path) -> None:
+def test_turned_images_are_read_as_they_were_annotated(tmp_path: Path) -> None:
     path = write_set(tmp_path, [annotation(1)])
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
     for size in ((40, 60), (60, 40)):  # annotated upright, annotated as stored
-        Image.new("RGB", size).save(tmp_path / "pictures" / "a.jpg", exif=exif)
-        found = read_coco(path, tmp_path / "pictures")
-        (example,) = Objects(found.images, found.category_ids)[Key(0, 0)]
+        Image.new("RGB", size).save(tmp_path / "images" / "a.jpg", exif=exif)
+        found = read_coco(path, tmp_path / "images")
+        (example,) = DetectionDataset(found.images, found.category_ids)[SampleKey(0, 0)]
         assert not isinstance(example, Broken)
         assert example[0].shape == (3, 40, 60)
 
@@ -276,9 +286,9 @@ def test_training_resizes_as_the_detector_does_in_evaluation(size: tuple[int, in
 
 
 def test_the_detector_resizes_as_torchvisions_does() -> None:
-    picture = torch.rand(3, 48, 64)
+    image = torch.rand(3, 48, 64)
     settings: dict[str, Any] = dict(image_mean=[0.4] * 3, image_std=[0.2] * 3)
-    ours, theirs = (kind(96, 160, **settings).eval()([picture])[0] for kind in (Sizes, GeneralizedRCNNTransform))
+    ours, theirs = (kind(96, 160, **settings).eval()([image])[0] for kind in (Sizes, GeneralizedRCNNTransform))
     assert ours.image_sizes == theirs.image_sizes == [(96, 128)]
     assert torch.equal(ours.tensors, theirs.tensors)
 
@@ -290,7 +300,7 @@ def test_a_cut_keeps_what_can_be_seen() -> None:
     assert torch.equal(seen["boxes"], torch.tensor([[0.0, 0, 5, 20], [0, 10, 30, 30]]))
     assert torch.equal(boxes_of(seen["masks"]), seen["boxes"])
     _, seen = cut(image, target, top=31, left=0, height=19, width=50)
-    assert seen["labels"].tolist() == [2]  # the first is out of the picture
+    assert seen["labels"].tolist() == [2]  # the first is out of the image
     _, seen = cut(image, target, top=0, left=0, height=4, width=4)
     assert len(seen["boxes"]) == 0
 
@@ -314,7 +324,7 @@ def test_the_3x_augmentation_stays_within_its_bounds() -> None:
 
 def test_batches_are_wide_or_tall() -> None:
     wide = [i % 3 > 0 for i in range(100)]
-    order = GroupedOrder(wide, 8, seed=1, world=World(0, 1, CPU))
+    order = AspectRatioSampler(wide, 8, seed=1, world=World(0, 1, CPU))
     order.begin(epoch=2)
     batches = [[key.index for key in batch] for batch in order]
     assert len(batches) == order.steps == 12
@@ -325,9 +335,9 @@ def test_batches_are_wide_or_tall() -> None:
     assert batches != [[key.index for key in batch] for batch in order]
 
 
-def test_fewer_pictures_than_a_step_takes() -> None:
-    with pytest.raises(ValueError, match="a step takes 6 pictures, and there are 5"):
-        GroupedOrder([True] * 5, 3, 0, World(0, 1, CPU), accumulate=2, epoch_steps=4)
+def test_fewer_images_than_a_step_takes() -> None:
+    with pytest.raises(ValueError, match="a step takes 6 images, and there are 5"):
+        AspectRatioSampler([True] * 5, 3, 0, World(0, 1, CPU), accumulate=2, epoch_steps=4)
 
 
 def test_packed_objects_come_back_from_shared_bytes() -> None:
@@ -342,9 +352,9 @@ def test_packed_objects_come_back_from_shared_bytes() -> None:
 def test_the_order_is_the_same_for_any_number_of_processes_and_after_a_stop(epoch_steps: int | None) -> None:
     wide = [i % 4 > 0 for i in range(61)]
     settings: dict[str, Any] = dict(accumulate=2, epochs=4, epoch_steps=epoch_steps)
-    alone = GroupedOrder(wide, 6, 5, World(0, 1, CPU), **settings)
-    pair = [GroupedOrder(wide, 3, 5, World(rank, 2, CPU), **settings) for rank in range(2)]
-    four = [GroupedOrder(wide, 3, 5, World(rank, 4, CPU), epochs=4, epoch_steps=epoch_steps) for rank in range(4)]
+    alone = AspectRatioSampler(wide, 6, 5, World(0, 1, CPU), **settings)
+    pair = [AspectRatioSampler(wide, 3, 5, World(rank, 2, CPU), **settings) for rank in range(2)]
+    four = [AspectRatioSampler(wide, 3, 5, World(rank, 4, CPU), epochs=4, epoch_steps=epoch_steps) for rank in range(4)]
     for epoch in range(4):
         for order in (alone, *pair, *four):
             order.begin(epoch)
@@ -363,8 +373,8 @@ def test_scenes_through_the_reader(tmp_path: Path) -> None:
     write_coco(tmp_path, config, 4, 1)
     found = read_coco(tmp_path / "annotations" / "instances_train2017.json", tmp_path / "train2017")
     assert not found.broken
-    pictures = Objects(found.images, found.category_ids, Augment(DetectAugmentConfig(short_px=(64,), flip=0.0), 64))
+    images = DetectionDataset(found.images, found.category_ids, Augment(DetectAugmentConfig(short_px=(64,), flip=0.0), 64))
     for index in range(4):
-        (example,) = pictures[Key(index, 0)]
+        (example,) = images[SampleKey(index, 0)]
         assert not isinstance(example, Broken)
         assert torch.equal(boxes_of(example[1]["masks"]), example[1]["boxes"])

@@ -1,4 +1,4 @@
-"""Objects drawn on pictures."""
+"""Objects drawn on images."""
 
 from pathlib import Path
 
@@ -17,17 +17,17 @@ from tailprop.tasks.detect.draw import JPEG_PX, Drawn, _edge, _font, draw_object
     ("size", "drawn"),
     [((64, 64), (384, 384)), ((640, 480), (640, 480)), ((400, 2), (4000, 20)), ((1, 5000), (1, 5000))],
 )
-def test_small_pictures_are_enlarged_within_bounds(size: tuple[int, int], drawn: tuple[int, int]) -> None:
+def test_small_images_are_enlarged_within_bounds(size: tuple[int, int], drawn: tuple[int, int]) -> None:
     assert draw_objects(Image.new("RGB", size), [Drawn((0, 0, 1, 1), "a", 1)]).size == drawn
 
 
-def test_a_picture_longer_than_a_jpeg_can_be_is_reduced(tmp_path: Path) -> None:
+def test_an_image_longer_than_a_jpeg_can_be_is_reduced(tmp_path: Path) -> None:
     drawn = draw_objects(Image.new("RGB", (70_000, 1)), [Drawn((60_000, 0, 9_000, 1), "a", 1)])
     drawn.save(tmp_path / "a.jpg")
     assert drawn.size == (JPEG_PX, 1)
 
 
-def test_a_page_of_thin_pictures_stays_small(tmp_path: Path) -> None:
+def test_a_page_of_thin_images_stays_small(tmp_path: Path) -> None:
     draw_page([Image.new("RGB", (1, 3000)), Image.new("RGB", (3000, 1))], tmp_path / "page.jpg")
     with Image.open(tmp_path / "page.jpg") as page:
         assert page.size == (1280 + 3 * GAP_PX, 640)
@@ -37,7 +37,7 @@ def test_masks_have_an_edge() -> None:
     mask = np.zeros((5, 6), dtype=bool)
     mask[1:, 1:5] = True
     edge = np.zeros_like(mask)
-    edge[1, 1:5] = edge[1:, 1] = edge[1:, 4] = True  # not where the picture ends
+    edge[1, 1:5] = edge[1:, 1] = edge[1:, 4] = True  # not where the image ends
     assert (_edge(mask) == edge).all()
     beside = [Drawn((0, 0, 5, 10), "a", 1, _half(0)), Drawn((5, 0, 5, 10), "a", 1, _half(5))]
     pixels = np.asarray(draw_objects(Image.new("RGB", (10, 10)), beside, least_px=10))

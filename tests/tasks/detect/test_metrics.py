@@ -51,7 +51,7 @@ def disturbed(results: list[dict[str, Any]], generator: random.Random) -> list[d
     return changed
 
 
-def test_the_truth_scores_full_and_another_pictures_truth_nothing(scenes: Path) -> None:
+def test_the_truth_scores_full_and_another_images_truth_nothing(scenes: Path) -> None:
     part = validation_set(scenes)
     truth, results = part.ground_truth(), perfect(part)
     full = score_results(truth, results)

@@ -52,7 +52,7 @@ def test_a_norm_on_every_stage() -> None:
         assert stage.var(1, correction=0).median() == pytest.approx(1, abs=0.05)
 
 
-def test_a_picture_without_objects_trains() -> None:
+def test_an_image_without_objects_trains() -> None:
     empty = dict(
         boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64), masks=torch.zeros(0, 64, 64, dtype=torch.uint8)
     )
@@ -63,7 +63,7 @@ def test_a_picture_without_objects_trains() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 200), (2, 400), (300, 1)])
-def test_long_thin_pictures(size: tuple[int, int]) -> None:
+def test_long_thin_images(size: tuple[int, int]) -> None:
     model = small_detector(**NARROW).eval()
     with torch.no_grad():
         (found,) = model([torch.rand(3, *size)])
@@ -97,10 +97,10 @@ def test_coordinates_stay_exact_under_autocast() -> None:
 def test_decay_spares_norms_biases_and_what_the_backbone_excepts() -> None:
     model = small_detector(**NARROW)
     decay = {id(p): group["weight_decay"] for group in build_optimizer(model, 0.05).param_groups for p in group["params"]}
-    spared = model.no_weight_decay()
-    assert any(name.endswith("theta") for name in spared)
+    excluded = model.no_weight_decay()
+    assert any(name.endswith("theta") for name in excluded)
     for name, parameter in model.named_parameters():
-        assert decay[id(parameter)] == (0.0 if parameter.ndim < 2 or name in spared else 0.05), name
+        assert decay[id(parameter)] == (0.0 if parameter.ndim < 2 or name in excluded else 0.05), name
 
 
 def test_a_classifiers_checkpoint_starts_the_backbone(tmp_path: Path) -> None:

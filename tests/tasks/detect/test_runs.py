@@ -22,7 +22,7 @@ from tailprop.tasks.detect.load import load_detector
 from tailprop.tasks.detect.metrics import METRICS, score_results
 from tailprop.tasks.detect.predict import _ask_for, find_objects
 from tests.helpers.detecting import validation_set, write_recipe
-from tests.helpers.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_go_on
+from tests.helpers.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_resume
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,14 @@ def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_leaves_a_whole_run_folder(run: Path, scenes: Path) -> None:
     names = {path.name for path in run.iterdir()}
-    assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "pictures.jpg", "coco_results.json"} <= names
+    assert {
+        "config.yaml",
+        "manifest.json",
+        "model.safetensors",
+        "learning.png",
+        "predictions.jpg",
+        "coco_results.json",
+    } <= names
     row, part = last_row(run), validation_set(scenes)
     assert set(METRICS) <= row.keys()
     results = json.loads((run / "coco_results.json").read_text())
@@ -54,7 +61,7 @@ def test_a_stopped_run_ends_with_the_same_weights(
     run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
-    stop_and_go_on(recipe, tmp_path / "again", 3, monkeypatch)
+    stop_and_resume(recipe, tmp_path / "again", 3, monkeypatch)
     assert_same_run(run, tmp_path / "again")
 
 
@@ -90,12 +97,12 @@ def test_eval_matches_categories_by_name(run: Path, scenes: Path, tmp_path: Path
 
 
 def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "broken.jpg").write_bytes(b"no picture")
-    picture = next((scenes / "val2017").iterdir())
-    args = ["predict", str(run), str(picture), str(tmp_path / "broken.jpg"), "--score", "0", "--out", str(tmp_path / "out")]
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    image = next((scenes / "val2017").iterdir())
+    args = ["predict", str(run), str(image), str(tmp_path / "broken.jpg"), "--score", "0", "--out", str(tmp_path / "out")]
     assert tailprop_cli.main(args) == 0
     assert "skipped" in capsys.readouterr().err
-    with Image.open(tmp_path / "out" / f"{picture.stem}.jpg") as drawn:
+    with Image.open(tmp_path / "out" / f"{image.stem}.jpg") as drawn:
         assert drawn.size == (384, 384)  # six times as large: names would hide what they name
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO(str(tmp_path / "out" / "detections.json"))  # a whole file, which COCO's own reader takes
@@ -109,24 +116,24 @@ def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, 
 def test_damaged_weights_are_refused_not_taken_to_find_nothing(
     run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = next((scenes / "val2017").iterdir())
+    image = next((scenes / "val2017").iterdir())
     for layer in ("roi_heads.box_predictor.cls_score.weight", "backbone.norms.0.weight"):
         with safe_open(run / "model.safetensors", "pt") as file:
             notes = file.metadata()
         weights = load_file(run / "model.safetensors")
         weights[layer] = torch.full_like(weights[layer], torch.nan)
         save_file(weights, tmp_path / "damaged.safetensors", notes)
-        for args in (["predict", str(picture), "--out", str(tmp_path / "out")], ["eval", "--data.root", str(scenes)]):
+        for args in (["predict", str(image), "--out", str(tmp_path / "out")], ["eval", "--data.root", str(scenes)]):
             assert_refused([args[0], str(tmp_path / "damaged.safetensors"), *args[1:]], "answer is not finite", capsys)
 
 
 def test_scores_below_the_runs_own_are_given_when_asked_for(run: Path, scenes: Path) -> None:
-    detector, picture = load_detector(str(run)), Image.open(next((scenes / "val2017").iterdir()))
+    detector, image = load_detector(str(run)), Image.open(next((scenes / "val2017").iterdir()))
     detector.model.roi_heads.score_thresh = 0.9
     counts = []
     for score in (0.9, 0.0):
         _ask_for(detector, score)
-        counts.append(len(find_objects(detector, picture, 1, torch.device("cpu"))))
+        counts.append(len(find_objects(detector, image, 1, torch.device("cpu"))))
     assert counts[1] > counts[0]
 
 
@@ -160,7 +167,7 @@ def test_validation_may_lack_categories_or_be_missing(scenes: Path, tmp_path: Pa
     assert {e["image_id"] for e in json.loads((tmp_path / "heart" / "coco_results.json").read_text())} == {1, 2}
 
 
-def test_long_thin_pictures_are_looked_at(run: Path, tmp_path: Path) -> None:
+def test_long_thin_images_are_looked_at(run: Path, tmp_path: Path) -> None:
     for width, height in ((200, 1), (400, 2), (2, 900)):
         Image.new("RGB", (width, height), "gray").save(tmp_path / f"{width}.png")
     args = ["predict", str(run), *(str(tmp_path / f"{width}.png") for width in (200, 400, 2)), "--score", "0"]
@@ -185,12 +192,12 @@ def test_brackets_in_names_are_no_markup(run: Path, tmp_path: Path, capsys: pyte
 
 def test_only_what_is_wanted_gets_masks(run: Path, scenes: Path, tmp_path: Path) -> None:
     def found_with(score: float) -> list[tuple[float, str]]:
-        args = ["predict", str(run), picture, "--score", str(score), "--out", str(tmp_path / "out"), "--overwrite"]
+        args = ["predict", str(run), image, "--score", str(score), "--out", str(tmp_path / "out"), "--overwrite"]
         assert tailprop_cli.main(args) == 0
         content = json.loads((tmp_path / "out" / "detections.json").read_text())
         return [(a["score"], a["segmentation"]["counts"]) for a in content["annotations"]]
 
-    picture = str(next((scenes / "val2017").iterdir()))
+    image = str(next((scenes / "val2017").iterdir()))
     everything = found_with(0.0)
     middle = everything[len(everything) // 2][0]
     assert found_with(middle) == [entry for entry in everything if entry[0] >= middle]  # that one too
@@ -216,22 +223,22 @@ def test_eval_of_some_categories_writes_only_those(run: Path, scenes: Path, tmp_
     assert found <= {1, 2}
 
 
-def test_eval_on_the_training_pictures_it_learned_from(scenes: Path, tmp_path: Path) -> None:
+def test_eval_on_the_training_images_it_learned_from(scenes: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", scenes, optim={"epochs": 1}, data={"root": str(scenes), "limit": 3})
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
     assert tailprop_cli.main(["eval", str(tmp_path / "run"), "--split", "train", "--out", str(tmp_path / "n.json")]) == 0
     assert json.loads((tmp_path / "n.json").read_text())["count"] == 3
 
 
-def test_a_finished_run_that_is_resumed_keeps_its_pictures(run: Path, scenes: Path, tmp_path: Path) -> None:
+def test_a_finished_run_that_is_resumed_keeps_its_images(run: Path, scenes: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(run, out)
     detections = [entry | {"score": 0.9} for entry in json.loads((out / "coco_results.json").read_text())]
     (out / "coco_results.json").write_text(json.dumps(detections))  # sure enough to be drawn
-    empty = (run / "pictures.jpg").read_bytes()
+    empty = (run / "predictions.jpg").read_bytes()
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), "--run.resume"]) == 0
-    assert (out / "pictures.jpg").read_bytes() != empty
+    assert (out / "predictions.jpg").read_bytes() != empty
 
 
 def test_eval_stops_at_damage_before_it_looks(
@@ -242,7 +249,7 @@ def test_eval_stops_at_damage_before_it_looks(
     next((root / "val2017").iterdir()).unlink()
     monkeypatch.setattr(eval_detect, "detect_all", None)
     assert tailprop_cli.main(["eval", str(run), "--data.root", str(root)]) == 2
-    assert "the picture is missing" in capsys.readouterr().err
+    assert "the image is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -282,8 +289,8 @@ def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path) -> N
     [
         ("polygon", "annotation 1: its polygon is broken"),
         ("category", "annotation 1: its category 99 is unknown"),
-        ("missing", "the picture is missing"),
-        ("unreadable", "not a picture"),
+        ("missing", "the image is missing"),
+        ("unreadable", "not an image"),
     ],
 )
 def test_damage_stops_a_run_or_is_left_out(
@@ -313,7 +320,7 @@ def test_damage_stops_a_run_or_is_left_out(
     assert last_row(tmp_path / "run")["broken"] == 1
 
 
-def test_pictures_without_objects(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_without_objects(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "data"
     shutil.copytree(scenes, root)
     path = root / "annotations" / "instances_train2017.json"
@@ -326,7 +333,7 @@ def test_pictures_without_objects(scenes: Path, tmp_path: Path, capsys: pytest.C
         out = tmp_path / str(steps)
         assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), *more]) == 0
         assert len(losses(out)) == steps
-        assert ("4 of 8 training pictures show no object" in capsys.readouterr().out) == said
+        assert ("4 of 8 training images show no object" in capsys.readouterr().out) == said
 
 
 @pytest.mark.parametrize(

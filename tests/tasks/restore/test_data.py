@@ -1,4 +1,4 @@
-"""Pictures with all their bits, the damage done to them, and how it is measured."""
+"""Images with all their bits, the damage done to them, and how it is measured."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +14,12 @@ from scipy import ndimage
 
 from tailprop.data.broken import Broken
 from tailprop.data.raster import fit_channels, full_luma, read_pixels, read_profile, studio_luma, try_pixels, write_pixels
-from tailprop.data.samplers import Key
-from tailprop.tasks.restore.data import Crops, Pair, RestoreDataConfig, WholePictures
+from tailprop.data.samplers import SampleKey
+from tailprop.tasks.restore.data import CropDataset, Pair, RestoreDataConfig, TestDataset
 from tailprop.tasks.restore.degrade import add_test_noise, compress, to_unit
 from tailprop.tasks.restore.inference import evaluate_restorer
 from tailprop.tasks.restore.metrics import psnr, psnr_b, ssim
-from tests.helpers.restoring import photograph, write_pictures
+from tests.helpers.restoring import photograph, write_images
 
 
 def deep(channels: int) -> np.ndarray:
@@ -63,9 +63,9 @@ def test_a_transparent_palette(tmp_path: Path) -> None:
     assert read_pixels(tmp_path / "a.png").shape == (20, 20, 4)
 
 
-def test_what_is_no_picture_is_broken(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_text("no picture")
-    assert try_pixels(tmp_path / "a.png") == Broken(str(tmp_path / "a.png"), "not a picture")
+def test_what_is_no_image_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("no image")
+    assert try_pixels(tmp_path / "a.png") == Broken(str(tmp_path / "a.png"), "not an image")
     tifffile.imwrite(tmp_path / "b.tif", np.zeros((4, 4), np.float32))
     broken = try_pixels(tmp_path / "b.tif")
     assert isinstance(broken, Broken)
@@ -95,31 +95,31 @@ def test_test_noise_is_numpys_seed_0_in_bgr_order() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_psnr_and_ssim_are_scikit_images(channels: int) -> None:
     clean = photograph(60, channels)
-    damaged = compress(clean, 20)
-    expected = skimage.metrics.peak_signal_noise_ratio(clean, damaged, data_range=255)
-    assert psnr(damaged, clean) == pytest.approx(expected, abs=1e-9)
+    degraded = compress(clean, 20)
+    expected = skimage.metrics.peak_signal_noise_ratio(clean, degraded, data_range=255)
+    assert psnr(degraded, clean) == pytest.approx(expected, abs=1e-9)
     expected = skimage.metrics.structural_similarity(
-        clean, damaged, channel_axis=-1, data_range=255, gaussian_weights=True, sigma=1.5, use_sample_covariance=False
+        clean, degraded, channel_axis=-1, data_range=255, gaussian_weights=True, sigma=1.5, use_sample_covariance=False
     )
-    assert ssim(damaged, clean) == pytest.approx(expected, abs=1e-9)
+    assert ssim(degraded, clean) == pytest.approx(expected, abs=1e-9)
     assert psnr(clean, clean) == float("inf")
 
 
 def test_ssim_is_wangs() -> None:
     """The definition, written out with an 11x11 window over the inner pixels."""
-    clean, damaged = photograph(40, 1)[..., 0].astype(float), compress(photograph(40, 1), 20)[..., 0].astype(float)
+    clean, degraded = photograph(40, 1)[..., 0].astype(float), compress(photograph(40, 1), 20)[..., 0].astype(float)
     line = np.exp(-(np.arange(-5, 6) ** 2) / (2 * 1.5**2))
     window = np.outer(line, line) / line.sum() ** 2
 
     def smooth(x: np.ndarray) -> np.ndarray:
         return ndimage.correlate(x, window)[5:-5, 5:-5]
 
-    mean_a, mean_b = smooth(clean), smooth(damaged)
-    var_a, var_b = smooth(clean**2) - mean_a**2, smooth(damaged**2) - mean_b**2
-    shared = smooth(clean * damaged) - mean_a * mean_b
+    mean_a, mean_b = smooth(clean), smooth(degraded)
+    var_a, var_b = smooth(clean**2) - mean_a**2, smooth(degraded**2) - mean_b**2
+    shared = smooth(clean * degraded) - mean_a * mean_b
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
     each = (2 * mean_a * mean_b + c1) * (2 * shared + c2) / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
-    found = ssim(damaged[..., None].astype(np.uint8), clean[..., None].astype(np.uint8))
+    found = ssim(degraded[..., None].astype(np.uint8), clean[..., None].astype(np.uint8))
     assert found == pytest.approx(each.mean(), abs=1e-9)
 
 
@@ -136,78 +136,80 @@ def test_psnr_b_punishes_block_edges_alone() -> None:
 
 
 def test_ssim_refuses_what_its_window_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="11x11 px, the picture has 10x12"):
+    with pytest.raises(ValueError, match="11x11 px, the image has 10x12"):
         ssim(np.zeros((10, 12, 1), np.uint8), np.zeros((10, 12, 1), np.uint8))
 
 
 @pytest.mark.parametrize("damage", ["noise", "jpeg"])
 def test_crops_are_a_function_of_the_key(damage: str, tmp_path: Path) -> None:
-    paths = sorted(write_pictures(tmp_path / "a").iterdir())
-    crops = Crops(paths, RestoreDataConfig(damage=damage, crop_px=16), 1)
-    first, again, other = (crops[key][0] for key in (Key(1, 7), Key(1, 7), Key(1, 8)))
-    assert first.damaged.shape == first.clean.shape == (1, 16, 16)
-    assert torch.equal(first.damaged, again.damaged)
+    paths = sorted(write_images(tmp_path / "a").iterdir())
+    crops = CropDataset(paths, RestoreDataConfig(damage=damage, crop_px=16), 1)
+    first, again, other = (crops[key][0] for key in (SampleKey(1, 7), SampleKey(1, 7), SampleKey(1, 8)))
+    assert first.degraded.shape == first.clean.shape == (1, 16, 16)
+    assert torch.equal(first.degraded, again.degraded)
     assert torch.equal(first.clean, again.clean)
     assert not torch.equal(first.clean, other.clean)
-    difference = (first.damaged - first.clean).abs()
+    difference = (first.degraded - first.clean).abs()
     assert 0 < difference.mean() < 0.2
 
 
 def test_noise_has_the_asked_strength(tmp_path: Path) -> None:
-    crops = Crops(sorted(write_pictures(tmp_path / "a", side=80).iterdir()), RestoreDataConfig(sigma=25, crop_px=64), 1)
-    noise = torch.cat([(p.damaged - p.clean).flatten() for p in (crops[Key(0, seed)][0] for seed in range(8))])
+    crops = CropDataset(sorted(write_images(tmp_path / "a", side=80).iterdir()), RestoreDataConfig(sigma=25, crop_px=64), 1)
+    noise = torch.cat([(p.degraded - p.clean).flatten() for p in (crops[SampleKey(0, seed)][0] for seed in range(8))])
     assert float(noise.std()) * 255 == pytest.approx(25, rel=0.02)
     assert abs(float(noise.mean())) * 255 < 0.5
 
 
 @pytest.mark.parametrize(("damage", "side"), [("noise", 5), ("jpeg", 5), ("noise", 1)])
-def test_pictures_smaller_than_the_crop_are_mirrored(damage: str, side: int, tmp_path: Path) -> None:
-    crops = Crops(sorted(write_pictures(tmp_path / "a", side=side).iterdir()), RestoreDataConfig(damage=damage, crop_px=16), 3)
-    assert crops[Key(0, 0)][0].clean.shape == (3, 16, 16)
+def test_images_smaller_than_the_crop_are_mirrored(damage: str, side: int, tmp_path: Path) -> None:
+    crops = CropDataset(
+        sorted(write_images(tmp_path / "a", side=side).iterdir()), RestoreDataConfig(damage=damage, crop_px=16), 3
+    )
+    assert crops[SampleKey(0, 0)][0].clean.shape == (3, 16, 16)
 
 
-def test_a_broken_picture_gives_way_to_the_next(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "a")
-    (folder / "0.png").write_text("no picture")
-    broken, pair = Crops(sorted(folder.iterdir()), RestoreDataConfig(crop_px=16), 1)[Key(0, 0)]
+def test_a_broken_image_gives_way_to_the_next(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "a")
+    (folder / "0.png").write_text("no image")
+    broken, pair = CropDataset(sorted(folder.iterdir()), RestoreDataConfig(crop_px=16), 1)[SampleKey(0, 0)]
     assert isinstance(broken, Broken)
     assert pair.name == "1.png"
 
 
 def test_the_cache_is_bounded(tmp_path: Path) -> None:
-    paths = sorted(write_pictures(tmp_path / "a", count=3, side=40).iterdir())
-    crops = Crops(paths, RestoreDataConfig(crop_px=16, cache=3500e-9), 1)  # room for two of 1600 to 1680 bytes
+    paths = sorted(write_images(tmp_path / "a", count=3, side=40).iterdir())
+    crops = CropDataset(paths, RestoreDataConfig(crop_px=16, cache=3500e-9), 1)  # room for two of 1600 to 1680 bytes
     for index in range(3):
-        crops[Key(index, 0)]
+        crops[SampleKey(index, 0)]
     assert sorted(crops.kept) == [0, 1]
 
 
 def test_jpeg_blocks_lie_anywhere_in_a_crop(tmp_path: Path) -> None:
     """The largest steps of the compressed crops are not always at the same columns."""
-    crops = Crops(
-        sorted(write_pictures(tmp_path / "a", side=80).iterdir()), RestoreDataConfig(damage="jpeg", quality=5, crop_px=32), 1
+    crops = CropDataset(
+        sorted(write_images(tmp_path / "a", side=80).iterdir()), RestoreDataConfig(damage="jpeg", quality=5, crop_px=32), 1
     )
     phases = set()
     for seed in range(24):
-        steps = (crops[Key(0, seed)][0].damaged[0].diff(dim=1).abs() > 1e-6).float().mean(0)  # (31,)
+        steps = (crops[SampleKey(0, seed)][0].degraded[0].diff(dim=1).abs() > 1e-6).float().mean(0)  # (31,)
         phases.add(max(range(8), key=lambda p: float(steps[p::8].mean())))
     assert len(phases) > 3
 
 
 def scores_of_input(folder: Path, channels: int, **data: object) -> dict[str, float]:
-    pictures = WholePictures(sorted(folder.iterdir()), RestoreDataConfig(**data), channels)
-    scores = evaluate_restorer(lambda x: x, (pictures[Key(i, i)] for i in range(len(pictures))), torch.device("cpu"))
+    images = TestDataset(sorted(folder.iterdir()), RestoreDataConfig(**data), channels)
+    scores = evaluate_restorer(lambda x: x, (images[SampleKey(i, i)] for i in range(len(images))), torch.device("cpu"))
     return {name: scores.mean(name) for name in ("psnr", "damaged_psnr", "ssim", "psnr_b")}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_noisy_input_scores_what_its_sigma_says(channels: int, tmp_path: Path) -> None:
-    scores = scores_of_input(write_pictures(tmp_path / "a", side=200, mode="RGB"), channels, sigma=15)
+    scores = scores_of_input(write_images(tmp_path / "a", side=200, mode="RGB"), channels, sigma=15)
     assert scores["damaged_psnr"] == pytest.approx(20 * np.log10(255 / 15), abs=0.05)  # 24.61
 
 
 def test_the_compressed_input_scores_what_pillows_encoder_gives(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "a", side=96)
+    folder = write_images(tmp_path / "a", side=96)
     scores = scores_of_input(folder, 1, damage="jpeg", quality=30)
     expected = []
     for path in sorted(folder.iterdir()):
@@ -228,7 +230,7 @@ def test_refusals(change: dict[str, object], message: str) -> None:
 
 
 def test_missing_folders_are_named() -> None:
-    empty: list[Callable[[], object]] = [RestoreDataConfig().train_pictures, RestoreDataConfig().test_pictures]
+    empty: list[Callable[[], object]] = [RestoreDataConfig().list_train_images, RestoreDataConfig().list_test_images]
     for ask, option in zip(empty, ("--data.train", "--data.test"), strict=True):
         with pytest.raises(ValueError, match=option):
             ask()
@@ -238,8 +240,10 @@ def test_missing_folders_are_named() -> None:
 def test_gray_is_learned_from_black_to_white(damage: Literal["noise", "jpeg"], tmp_path: Path) -> None:
     for name in "ab":
         Image.new("RGB", (16, 16), "white").save(tmp_path / f"{name}.png")
-    crops = Crops(sorted(tmp_path.iterdir()), RestoreDataConfig(damage=damage, crop_px=8), 1)
-    whites = [round(255 * float(pair.clean.max())) for i in range(2) for pair in crops[Key(i, i)] if isinstance(pair, Pair)]
+    crops = CropDataset(sorted(tmp_path.iterdir()), RestoreDataConfig(damage=damage, crop_px=8), 1)
+    whites = [
+        round(255 * float(pair.clean.max())) for i in range(2) for pair in crops[SampleKey(i, i)] if isinstance(pair, Pair)
+    ]
     assert whites == ([255, 255] if damage == "noise" else [255, 235])
 
 

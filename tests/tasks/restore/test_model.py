@@ -150,7 +150,7 @@ def test_dfwb_is_the_papers(name: str, channels: int, crop: int, paper: float) -
 
 
 def test_swinir_takes_its_mean_off_colour() -> None:
-    """A picture of that mean is zero inside, and so is what the first convolution makes of it but for its bias."""
+    """An image of that mean is zero inside, and so is what the first convolution makes of it but for its bias."""
     model = create_restorer("swinir_light", 3, dim=8, depths=[1], num_heads=2, window_px=4)
     seen: list[torch.Tensor] = []
     model.conv_in.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))

@@ -1,4 +1,4 @@
-"""Restoration from recipe to restored picture."""
+"""Restoration from recipe to restored image."""
 
 import json
 import shutil
@@ -12,15 +12,15 @@ from PIL import Image
 import tailprop_cli
 from tailprop.data.raster import read_pixels
 from tailprop.engine.checkpoint import read_state_dict
-from tests.helpers.restoring import photograph, write_pictures, write_recipe
+from tests.helpers.restoring import photograph, write_images, write_recipe
 from tests.helpers.runs import fork, losses
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, with its pictures and its recipe beside it."""
+    """A finished run, with its images and its recipe beside it."""
     here = tmp_path_factory.mktemp("restore")
-    recipe = write_recipe(here / "r.yaml", write_pictures(here / "train"), write_pictures(here / "test", count=5, side=33))
+    recipe = write_recipe(here / "r.yaml", write_images(here / "train"), write_images(here / "test", count=5, side=33))
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(here / "run")]) == 0
     return here
 
@@ -33,8 +33,7 @@ def test_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (trained / "run/learning.png").is_file()
     assert (trained / "run/restored.png").is_file()
     assert (
-        tailprop_cli.main(["eval", str(trained / "run"), "--out", str(trained / "s.json"), "--pictures", str(trained / "p")])
-        == 0
+        tailprop_cli.main(["eval", str(trained / "run"), "--out", str(trained / "s.json"), "--images", str(trained / "p")]) == 0
     )
     said = capsys.readouterr().out
     scores = json.loads((trained / "s.json").read_text())
@@ -44,7 +43,7 @@ def test_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(list((trained / "p").glob("*.png"))) == 5
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(trained: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_weights(trained: Path, tmp_path: Path) -> None:
     recipe = str(trained / "r.yaml")
     assert (
         tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a"), "--optim.epochs", "2", "--run.eval-every", "2"])
@@ -79,27 +78,25 @@ def test_two_processes_score_as_one(trained: Path) -> None:
         out = fork(["eval", str(trained / "run"), "--out", str(trained / f"{processes}.json")], processes)
         assert out.returncode == 0, out.stderr
     one, two = (json.loads((trained / f"{n}.json").read_text()) for n in (1, 2))
-    assert [row["name"] for row in two["pictures"]] == [f"{i}.png" for i in range(5)]
+    assert [row["name"] for row in two["images"]] == [f"{i}.png" for i in range(5)]
     for name, value in one["mean"].items():
         assert two["mean"][name] == pytest.approx(value, abs=1e-6)
 
 
-def test_eval_draws_each_picture_and_writes_over_none(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pictures = write_pictures(tmp_path / "test", count=2, side=33)
-    write_pictures(pictures / "sub", count=1, side=33)
-    before = (pictures / "0.png").read_bytes()
-    command = ["eval", str(trained / "run"), "--data.test", str(pictures), "--threads", "1"]
-    assert tailprop_cli.main([*command, "--pictures", str(pictures)]) == 2
+def test_eval_draws_each_image_and_writes_over_none(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = write_images(tmp_path / "test", count=2, side=33)
+    write_images(images / "sub", count=1, side=33)
+    before = (images / "0.png").read_bytes()
+    command = ["eval", str(trained / "run"), "--data.test", str(images), "--threads", "1"]
+    assert tailprop_cli.main([*command, "--images", str(images)]) == 2
     assert "would be written over" in capsys.readouterr().err
-    assert (pictures / "0.png").read_bytes() == before
+    assert (images / "0.png").read_bytes() == before
     out = tmp_path / "drawn"
-    args = [*command, "--pictures", str(out), "--out", str(tmp_path / "n.json"), "--tile-px", "16"]
+    args = [*command, "--images", str(out), "--out", str(tmp_path / "n.json"), "--tile-px", "16"]
     assert tailprop_cli.main(args) == 0
-    assert "tiles of 16 px sharing 4, smaller pictures whole" in capsys.readouterr().out
+    assert "tiles of 16 px sharing 4, smaller images whole" in capsys.readouterr().out
     assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*.png")) == ["0.png", "1.png", "sub/0.png"]
-    assert [row["name"] for row in json.loads((tmp_path / "n.json").read_text())["pictures"]] == ["0.png", "1.png", "sub/0.png"]
+    assert [row["name"] for row in json.loads((tmp_path / "n.json").read_text())["images"]] == ["0.png", "1.png", "sub/0.png"]
     assert tailprop_cli.main(args) == 2
     assert "give --overwrite" in capsys.readouterr().err
     assert tailprop_cli.main([*args, "--overwrite"]) == 0
@@ -110,33 +107,33 @@ def test_eval_draws_each_picture_and_writes_over_none(
 
 
 @pytest.mark.parametrize("damage", ["text", "small"])
-def test_test_pictures_that_cannot_be_measured(
+def test_test_images_that_cannot_be_measured(
     damage: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They stop a training before it begins, and an evaluation before its first picture; or they are left out."""
-    pictures = write_pictures(tmp_path / "test", count=1, side=33)
+    """They stop a training before it begins, and an evaluation before its first image; or they are left out."""
+    images = write_images(tmp_path / "test", count=1, side=33)
     if damage == "text":
-        (pictures / "x.png").write_text("no picture")
+        (images / "x.png").write_text("no image")
     else:
-        Image.new("L", (40, 8)).save(pictures / "x.png")
-    reason = "x.png: not a picture" if damage == "text" else "x.png: SSIM needs at least 11x11 px, it has 40x8"
-    recipe = str(write_recipe(tmp_path / "r.yaml", trained / "train", pictures, optim={"epochs": 1}))
+        Image.new("L", (40, 8)).save(images / "x.png")
+    reason = "x.png: not an image" if damage == "text" else "x.png: SSIM needs at least 11x11 px, it has 40x8"
+    recipe = str(write_recipe(tmp_path / "r.yaml", trained / "train", images, optim={"epochs": 1}))
     assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a")]) == 2
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "a" / "last.pt").exists()
-    command = ["eval", str(trained / "run"), "--data.test", str(pictures), "--threads", "1"]
+    command = ["eval", str(trained / "run"), "--data.test", str(images), "--threads", "1"]
     assert tailprop_cli.main(command) == 2
     assert reason in capsys.readouterr().err
     assert tailprop_cli.main([*command, "--data.on-broken", "skip"]) == 0
     assert "mean of 1" in capsys.readouterr().out
-    (pictures / "0.png").unlink()
+    (images / "0.png").unlink()
     assert tailprop_cli.main([*command, "--data.on-broken", "skip"]) == 2
-    assert f"no picture could be restored; the first of 1 broken: {pictures}/{reason}" in capsys.readouterr().err
+    assert f"no image could be restored; the first of 1 broken: {images}/{reason}" in capsys.readouterr().err
 
 
 def test_colour_from_training_to_prediction(tmp_path: Path) -> None:
-    pictures = [write_pictures(tmp_path / name, side=33, mode="RGB") for name in ("train", "test")]
-    recipe = write_recipe(tmp_path / "r.yaml", *pictures, model={"in_chans": 3}, optim={"epochs": 1})
+    images = [write_images(tmp_path / name, side=33, mode="RGB") for name in ("train", "test")]
+    recipe = write_recipe(tmp_path / "r.yaml", *images, model={"in_chans": 3}, optim={"epochs": 1})
     run = tmp_path / "run"
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
     assert tailprop_cli.main(["eval", str(run), "--out", str(tmp_path / "n.json"), "--threads", "1"]) == 0
@@ -176,20 +173,20 @@ def test_weights_without_their_run(trained: Path, tmp_path: Path) -> None:
 
 
 def test_predict_keeps_bits_channels_and_transparency(trained: Path, tmp_path: Path) -> None:
-    pictures = tmp_path / "in"
-    pictures.mkdir()
+    images = tmp_path / "in"
+    images.mkdir()
     photo = Image.fromarray(photograph(30))
     alpha = Image.linear_gradient("L").resize(photo.size)
     for mode in ("L", "RGB", "P", "LA", "RGBA"):
-        picture = photo.convert(mode)
+        image = photo.convert(mode)
         if mode in ("LA", "RGBA"):
-            picture.putalpha(alpha)
-        picture.save(pictures / f"{mode}.png")
-    Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257 + 77).save(pictures / "deep.png")
-    photo.crop((0, 0, 1, 1)).save(pictures / "dot.png")
-    (pictures / "sub").mkdir()
-    photo.save(pictures / "sub/RGB.png")
-    assert predict(trained, pictures, "--out", tmp_path / "out") == 0
+            image.putalpha(alpha)
+        image.save(images / f"{mode}.png")
+    Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257 + 77).save(images / "deep.png")
+    photo.crop((0, 0, 1, 1)).save(images / "dot.png")
+    (images / "sub").mkdir()
+    photo.save(images / "sub/RGB.png")
+    assert predict(trained, images, "--out", tmp_path / "out") == 0
     shapes = {p.relative_to(tmp_path / "out").as_posix(): read_pixels(p) for p in (tmp_path / "out").rglob("*.png")}
     assert {name: (a.shape, a.dtype.name) for name, a in shapes.items()} == {
         "L.png": ((30, 30, 1), "uint8"),
@@ -220,7 +217,7 @@ def test_predict_in_tiles(trained: Path, tmp_path: Path, capsys: pytest.CaptureF
 def test_what_cannot_be_read_is_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.png").write_text("hello")
     assert predict(trained, tmp_path / "text.png", "--out", tmp_path / "out") == 2
-    assert capsys.readouterr().err.splitlines() == [f"tailprop: {tmp_path}/text.png: not a picture"]
+    assert capsys.readouterr().err.splitlines() == [f"tailprop: {tmp_path}/text.png: not an image"]
     Image.fromarray(photograph(20)).save(tmp_path / "good.png")
     assert predict(trained, tmp_path / "text.png", tmp_path / "good.png", "--out", tmp_path / "out") == 0
     assert "skipped" in capsys.readouterr().err
@@ -230,12 +227,12 @@ def test_what_cannot_be_read_is_named(trained: Path, tmp_path: Path, capsys: pyt
     assert "may share at most half" in capsys.readouterr().err
 
 
-def test_a_broken_training_picture(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_pictures(tmp_path / "train")
-    (folder / "x.png").write_text("no picture")
+def test_a_broken_training_image(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_images(tmp_path / "train")
+    (folder / "x.png").write_text("no image")
     recipe = str(write_recipe(tmp_path / "r.yaml", folder, trained / "test", optim={"epochs": 1}))
     assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a")]) == 2
-    assert "not a picture; mend or remove it" in capsys.readouterr().err
+    assert "not an image; fix or remove it" in capsys.readouterr().err
     assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "b"), "--data.on-broken", "skip"]) == 0
     assert "left out" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Folders of pictures and label maps, sound and damaged; transforms that keep pictures and labels together."""
+"""Folders of images and label maps, sound and damaged; transforms that keep images and labels together."""
 
 import random
 import struct
@@ -23,15 +23,15 @@ from tailprop.data.formats.label_maps import (
     read_labels,
     read_pair,
 )
-from tailprop.data.samplers import Key
+from tailprop.data.samplers import SampleKey
 from tailprop.data.shapes.render import SHAPES, SceneConfig, make_scene
 from tailprop.data.shapes.write import ensure_ade20k, write_ade20k
 from tailprop.tasks.segment.data import (
     GROUND,
     Augment,
+    SegmentationDataset,
     SegmentAugmentConfig,
     SegmentDataConfig,
-    Segments,
     collate,
     distort,
     is_mixed,
@@ -46,14 +46,14 @@ NAMES = ("ground", *SHAPES)
 
 def write_pair(root: Path, name: str, labels: Any, size: tuple[int, int] | None = None) -> None:
     labels = np.asarray(labels, dtype=np.uint8)
-    for folder in ("pictures", "labels"):
+    for folder in ("images", "labels"):
         (root / folder).mkdir(exist_ok=True)
-    Image.new("RGB", size or labels.shape[::-1], "gray").save(root / "pictures" / f"{name}.jpg")
+    Image.new("RGB", size or labels.shape[::-1], "gray").save(root / "images" / f"{name}.jpg")
     Image.fromarray(labels).save(root / "labels" / f"{name}.png")
 
 
 def read(root: Path, classes: int = 3, first_label: int = 1) -> Any:
-    part = read_labelled(root / "pictures", root / "labels", [f"c{i}" for i in range(classes)], first_label)
+    part = read_labelled(root / "images", root / "labels", [f"c{i}" for i in range(classes)], first_label)
     return part, [read_pair(pair, classes, first_label) for pair in part.pairs]
 
 
@@ -61,7 +61,7 @@ def test_ade20k_folders_give_the_exact_labels(tmp_path: Path) -> None:
     write_ade20k(tmp_path, SMALL, train=2, val=2)
     part = open_labelled(SegmentDataConfig(root=tmp_path), "validation")
     assert part.classes == NAMES
-    for number, (image, labels, index) in enumerate(Segments(part)[Key(i, i)][0] for i in range(2)):
+    for number, (image, labels, index) in enumerate(SegmentationDataset(part)[SampleKey(i, i)][0] for i in range(2)):
         scene = make_scene(SMALL, 2 + number)
         assert index == number
         assert np.array_equal(labels.numpy(), scene.labels().astype(int) - 1)  # 0, where nobody says, becomes IGNORE
@@ -126,7 +126,7 @@ def test_label_maps_with_palette_or_16_bits(tmp_path: Path) -> None:
     ("labels", "size", "name", "reason"),
     [
         ([[1, 2], [3, 9]], None, "labels/a.png", "it has labels that are no class: 9 (1 pixels); the 3 classes have 1 to 3"),
-        ([[1, 2], [3, 3]], (5, 4), "labels/a.png", "it is 2x2, its picture"),
+        ([[1, 2], [3, 3]], (5, 4), "labels/a.png", "it is 2x2, its image"),
     ],
 )
 def test_a_bad_label_map_is_named(labels: Any, size: Any, name: str, reason: str, tmp_path: Path) -> None:
@@ -155,39 +155,39 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
     for name in "abcd":
         write_pair(tmp_path, name, [[1, 2]])
     (tmp_path / "labels" / "a.png").unlink()
-    (tmp_path / "pictures" / "b.jpg").unlink()
-    (tmp_path / "pictures" / "c.jpg").write_bytes(b"nothing")
+    (tmp_path / "images" / "b.jpg").unlink()
+    (tmp_path / "images" / "c.jpg").write_bytes(b"nothing")
     Image.new("RGB", (2, 1)).save(tmp_path / "labels" / "d.png")
     part, found = read(tmp_path)
     assert {item.name.rpartition("/")[2]: item.reason for item in part.broken} == {
         "a.jpg": f"its label map {tmp_path}/labels/a.png is missing",
-        "b.png": f"its picture is missing in {tmp_path}/pictures",
+        "b.png": f"its image is missing in {tmp_path}/images",
     }
     assert [str(item) for item in found] == [
-        f"{tmp_path}/pictures/c.jpg: not a picture",
+        f"{tmp_path}/images/c.jpg: not an image",
         f"{tmp_path}/labels/d.png: its pixels are RGB, a label map has one number for each",
     ]
     for path in (tmp_path / "labels").iterdir():
         path.unlink()
-    with pytest.raises(ValueError, match=r"no picture of .* has a label map in .*; the first: .*a\.jpg"):
-        read_labelled(tmp_path / "pictures", tmp_path / "labels", ["a"], 1)
+    with pytest.raises(ValueError, match=r"no image of .* has a label map in .*; the first: .*a\.jpg"):
+        read_labelled(tmp_path / "images", tmp_path / "labels", ["a"], 1)
 
 
-def test_in_training_the_next_good_picture_takes_the_place_of_a_broken_one(tmp_path: Path) -> None:
+def test_in_training_the_next_good_image_takes_the_place_of_a_broken_one(tmp_path: Path) -> None:
     write_pair(tmp_path, "a", np.full((40, 40), 9))
     write_pair(tmp_path, "b", np.full((40, 40), 2))
     part, _ = read(tmp_path)
     augment = Augment(SegmentAugmentConfig(crop_px=32), 40, 40)
-    batch = collate([Segments(part, augment)[Key(0, 0)], Segments(part, augment)[Key(1, 1)]])
+    batch = collate([SegmentationDataset(part, augment)[SampleKey(0, 0)], SegmentationDataset(part, augment)[SampleKey(1, 1)]])
     assert batch.indices == [1, 1]
     assert [item.name for item in batch.broken] == [str(tmp_path / "labels" / "a.png")]
-    assert collate([Segments(part)[Key(0, 0)]]).indices == []
+    assert collate([SegmentationDataset(part)[SampleKey(0, 0)]]).indices == []
 
 
 def test_other_classes_than_the_models_are_translated(tmp_path: Path) -> None:
     write_pair(tmp_path, "a", [[0, 1, 2, 3]])
     part, _ = read(tmp_path)
-    (example,) = Segments(part, order=[7, 0, 5])[Key(0, 0)]
+    (example,) = SegmentationDataset(part, order=[7, 0, 5])[SampleKey(0, 0)]
     assert not isinstance(example, Broken)
     assert example[1].tolist() == [[-1, 7, 0, 5]]
 
@@ -196,7 +196,7 @@ def test_other_classes_than_the_models_are_translated(tmp_path: Path) -> None:
 
 
 def coded(h: int, w: int) -> tuple[Tensor, Tensor]:
-    """Labels in large patches and a picture whose red says which, so that one can be told from the other."""
+    """Labels in large patches and an image whose red says which, so that one can be told from the other."""
     coarse = torch.randint(0, 6, (1, 1, -(-h // 24), -(-w // 24)), generator=torch.Generator().manual_seed(0))
     labels = coarse.repeat_interleave(24, 2).repeat_interleave(24, 3)[0, 0, :h, :w].to(torch.int16)
     image = torch.stack([labels * 40, labels.flip(0) * 0 + 90, labels * 0]).to(torch.uint8)
@@ -287,8 +287,8 @@ def test_an_example_is_a_function_of_its_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="made with other settings"):
         ensure_ade20k(tmp_path, SMALL, 3, 1)
     part = open_labelled(SegmentDataConfig(root=tmp_path), "train")
-    data = Segments(part, Augment(SegmentAugmentConfig(crop_px=48), 64, 64))
-    first, again, other = (data[Key(0, seed)][0] for seed in (5, 5, 6))
+    data = SegmentationDataset(part, Augment(SegmentAugmentConfig(crop_px=48), 64, 64))
+    first, again, other = (data[SampleKey(0, seed)][0] for seed in (5, 5, 6))
     assert not isinstance(first, Broken)
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
@@ -304,9 +304,9 @@ def test_the_fingerprint_sees_other_files_and_classes(tmp_path: Path) -> None:
     assert read(tmp_path)[0].fingerprint() != before
 
 
-def test_pictures_and_label_maps_may_lie_side_by_side(tmp_path: Path) -> None:
+def test_images_and_label_maps_may_lie_side_by_side(tmp_path: Path) -> None:
     write_pair(tmp_path, "a", [[1, 2]])
-    (tmp_path / "labels" / "a.png").rename(tmp_path / "pictures" / "a.png")
-    part = read_labelled(tmp_path / "pictures", tmp_path / "pictures", ["c0", "c1"], 1)
-    assert [pair.picture.name for pair in part.pairs] == ["a.jpg"]
+    (tmp_path / "labels" / "a.png").rename(tmp_path / "images" / "a.png")
+    part = read_labelled(tmp_path / "images", tmp_path / "images", ["c0", "c1"], 1)
+    assert [pair.image.name for pair in part.pairs] == ["a.jpg"]
     assert not part.broken

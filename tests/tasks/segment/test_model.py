@@ -21,12 +21,12 @@ from tailprop.data.formats.label_maps import IGNORE, LabelSet, ade20k_classes
 from tailprop.engine.config import ModelConfig, build
 from tailprop.engine.optim import build_optimizer, build_schedule
 from tailprop.engine.recipes import find_recipe, read_recipe
-from tailprop.engine.train_state import share_batches
+from tailprop.engine.train_state import convert_batch_norms
 from tailprop.runtime.distributed import World
 from tailprop.tasks.segment.data import SegmentAugmentConfig
-from tailprop.tasks.segment.draw import class_colour, draw_labels, legend, with_legend
+from tailprop.tasks.segment.draw import class_color, draw_labels, legend, with_legend
 from tailprop.tasks.segment.evaluate import align_classes
-from tailprop.tasks.segment.inference import InferenceConfig, label_picture, most_probable, slide, windows
+from tailprop.tasks.segment.inference import InferenceConfig, label_image, most_probable, slide, windows
 from tailprop.tasks.segment.metrics import confusion, score_confusion
 from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
 from tailprop.tasks.segment.task import SegmentConfig, check_batch, papers_miou, pixel_loss
@@ -106,10 +106,10 @@ def test_a_segmenter_without_auxiliary_head() -> None:
 def test_decay_spares_norms_biases_and_what_the_backbone_excepts() -> None:
     model = small_segmenter(**NARROW)
     decay = {id(p): group["weight_decay"] for group in build_optimizer(model, 0.01).param_groups for p in group["params"]}
-    spared = model.no_weight_decay()
-    assert any(name.endswith("theta") for name in spared)
+    excluded = model.no_weight_decay()
+    assert any(name.endswith("theta") for name in excluded)
     for name, parameter in model.named_parameters():
-        assert decay[id(parameter)] == (0.0 if parameter.ndim < 2 or name in spared else 0.01), name
+        assert decay[id(parameter)] == (0.0 if parameter.ndim < 2 or name in excluded else 0.01), name
 
 
 def test_checkpoints_of_classifiers_and_segmenters_start_a_segmenter(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_batch_of_one_is_refused_where_batch_norm_would_fail() -> None:
     check_batch(2, World(0, 1, cpu))
     check_batch(1, World(0, 2, gpu))  # batch norm is shared by the GPUs
     for world in (World(0, 1, gpu), World(0, 2, cpu)):
-        with pytest.raises(ValueError, match="batch norm needs two pictures"):
+        with pytest.raises(ValueError, match="batch norm needs two images"):
             check_batch(1, world)
 
 
@@ -195,12 +195,14 @@ def test_batch_norms_are_shared_by_the_gpus_of_a_run() -> None:
     """Only the exchange of layers: the layer itself is PyTorch's, and runs on GPUs alone."""
     gpus, cpus = World(0, 2, torch.device("cuda", 0)), World(0, 2, torch.device("cpu"))
     norms = {name for name, module in small_segmenter().named_modules() if isinstance(module, nn.BatchNorm2d)}
-    shared = share_batches(small_segmenter(), gpus)
+    shared = convert_batch_norms(small_segmenter(), gpus)
     assert {name for name, module in shared.named_modules() if isinstance(module, nn.SyncBatchNorm)} == norms
     assert any(name.startswith("decoder") for name in norms)
     assert any(name.startswith("aux") for name in norms)
     for world in (cpus, World(0, 1, torch.device("cuda", 0))):
-        assert not any(isinstance(module, nn.SyncBatchNorm) for module in share_batches(small_segmenter(), world).modules())
+        assert not any(
+            isinstance(module, nn.SyncBatchNorm) for module in convert_batch_norms(small_segmenter(), world).modules()
+        )
 
 
 def test_classes_that_the_data_does_not_know_do_not_count() -> None:
@@ -302,34 +304,34 @@ def test_views_are_scaled_and_mirrored_and_brought_back() -> None:
         InferenceConfig(mode="whole", scales=(0.5, 1.0, 1.75), flip=True),
         InferenceConfig(window_px=32, stride_px=20, scales=(1.0, 1.5), flip=True),
     ):
-        labels = label_picture(model, image, config, 40, 100)
+        labels = label_image(model, image, config, 40, 100)
         assert torch.equal(labels, (image[0] == 255).long())
     assert seen[:6] == [(32, 35)] * 2 + [(40, 70)] * 2 + [(70, 123)] * 2  # 20x35 is filled up to 32 px
     assert set(seen[6:]) == {(32, 32)}
 
 
-# Pictures
+# Images
 
 
 def test_colours_legend_and_tint() -> None:
-    colours = np.array([class_colour(i) for i in range(150)])
+    colours = np.array([class_color(i) for i in range(150)])
     apart = np.abs(colours[:, None] - colours[None]).sum(-1) + 1000 * np.eye(150, dtype=int)
     assert apart.min() >= 36
-    picture = Image.new("RGB", (60, 40), (10, 20, 30))
+    image = Image.new("RGB", (60, 40), (10, 20, 30))
     labels = np.full((40, 60), IGNORE)
     labels[:20] = 3
-    drawn = np.asarray(draw_labels(picture, labels))
+    drawn = np.asarray(draw_labels(image, labels))
     assert (drawn[20:] == (10, 20, 30)).all()
-    assert (drawn[:20] == np.round(0.4 * np.array([10, 20, 30]) + 0.6 * np.array(class_colour(3)))).all()
+    assert (drawn[:20] == np.round(0.4 * np.array([10, 20, 30]) + 0.6 * np.array(class_color(3)))).all()
     counts = np.bincount(labels[:20].ravel(), minlength=150)
     page = np.asarray(legend(counts, [f"class {i}" for i in range(150)], 200))
     assert page.shape[1] == 200
-    assert (page == class_colour(3)).all(-1).any()
-    assert not (page == class_colour(2)).all(-1).any()
+    assert (page == class_color(3)).all(-1).any()
+    assert not (page == class_color(2)).all(-1).any()
     assert legend(np.ones(150, dtype=np.int64), ["a long name of a class"] * 150, 120).height > 400  # rows below each other
 
 
-def test_a_long_narrow_picture_gets_a_legend() -> None:
+def test_a_long_narrow_image_gets_a_legend() -> None:
     page = with_legend(Image.new("RGB", (30, 6000)), np.array([180_000]), ("sky",))
     assert page.height < 65_500
 

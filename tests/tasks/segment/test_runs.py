@@ -14,12 +14,12 @@ import tailprop_cli
 from tailprop.data.formats.label_maps import ClassList, read_classes
 from tailprop.data.shapes.render import SHAPES, SceneConfig
 from tailprop.data.shapes.write import write_ade20k
-from tailprop.engine.run_settings import portable
+from tailprop.engine.run_settings import portable_settings
 from tailprop.tasks.segment.data import SegmentDataConfig
 from tailprop.tasks.segment.evaluate import SegmentDataChoice
 from tailprop.tasks.segment.load import load_segmenter
 from tailprop.tasks.segment.model import SegmenterConfig
-from tests.helpers.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_go_on
+from tests.helpers.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_resume
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
 SWIN = "swin_tiny_patch4_window7_224"
@@ -59,7 +59,7 @@ def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_leaves_a_whole_run_folder(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
-    assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "pictures.jpg"} <= names
+    assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "predictions.jpg"} <= names
     assert {"miou", "pixel_accuracy", "class_accuracy"} <= last_row(run).keys()
     assert json.loads((run / "manifest.json").read_text())["examples"] == {"train": 8, "validation": 5}
     assert load_segmenter(str(run)).classes == ("ground", *SHAPES)
@@ -69,7 +69,7 @@ def test_a_stopped_run_ends_with_the_same_weights(
     run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
-    stop_and_go_on(recipe, tmp_path / "again", 3, monkeypatch)
+    stop_and_resume(recipe, tmp_path / "again", 3, monkeypatch)
     assert_same_run(run, tmp_path / "again")
 
 
@@ -135,7 +135,7 @@ def test_eval_of_the_training_split_takes_what_was_learned(run: Path, tmp_path: 
 def test_predict_writes_label_maps_and_overlays(
     run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
     odd = tmp_path / "odd.jpg"
     Image.new("RGB", (77, 41), "teal").save(odd)
     out = tmp_path / "out"
@@ -194,10 +194,10 @@ def test_weights_carry_no_folder_of_their_machine() -> None:
         "data": data,
         "run": {"out": "x"},
     }
-    carried = portable(settings)
+    carried = portable_settings(settings)
     assert carried["data"] == {"val_images": "b", "short_px": 64}
     assert "/home/me" not in str(carried)
-    assert portable(settings | {"data": {"classes": "ade20k"}})["data"] == {"classes": "ade20k"}
+    assert portable_settings(settings | {"data": {"classes": "ade20k"}})["data"] == {"classes": "ade20k"}
 
 
 def test_eval_names_what_it_could_not_use(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,21 +205,21 @@ def test_eval_names_what_it_could_not_use(run: Path, scenes: Path, tmp_path: Pat
     for folder in ("images", "annotations"):
         (root / folder / "validation").mkdir(parents=True)
     shutil.copy(scenes / "objectInfo150.txt", root)
-    picture = min((scenes / "images" / "validation").iterdir())
-    shutil.copy(picture, root / "images" / "validation")
-    Image.new("L", (64, 64), 77).save(root / "annotations" / "validation" / f"{picture.stem}.png")
+    image = min((scenes / "images" / "validation").iterdir())
+    shutil.copy(image, root / "images" / "validation")
+    Image.new("L", (64, 64), 77).save(root / "annotations" / "validation" / f"{image.stem}.png")
     for how in ("stop", "skip"):
         assert tailprop_cli.main(["eval", str(run), "--data.root", str(root), "--data.on-broken", how, "--device", "cpu"]) == 2
-        assert f"{picture.stem}.png: it has labels that are no class: 77" in capsys.readouterr().err
+        assert f"{image.stem}.png: it has labels that are no class: 77" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         ("label", "ADE_train_00000001.png: it has labels that are no class: 77 (4096 pixels); the 7 classes have 1 to 7"),
-        ("size", "ADE_train_00000001.png: it is 32x32, its picture"),
+        ("size", "ADE_train_00000001.png: it is 32x32, its image"),
         ("missing", "ADE_train_00000001.jpg: its label map"),
-        ("unreadable", "ADE_train_00000001.jpg: not a picture"),
+        ("unreadable", "ADE_train_00000001.jpg: not an image"),
     ],
 )
 def test_damage_stops_a_run_or_is_left_out(
@@ -227,7 +227,7 @@ def test_damage_stops_a_run_or_is_left_out(
 ) -> None:
     root = tmp_path / "data"
     shutil.copytree(scenes, root)
-    picture = root / "images" / "training" / "ADE_train_00000001.jpg"
+    image = root / "images" / "training" / "ADE_train_00000001.jpg"
     labels = root / "annotations" / "training" / "ADE_train_00000001.png"
     if damage == "label":
         Image.new("L", (64, 64), 77).save(labels)
@@ -236,7 +236,7 @@ def test_damage_stops_a_run_or_is_left_out(
     elif damage == "missing":
         labels.unlink()
     else:
-        picture.write_bytes(b"")
+        image.write_bytes(b"")
     recipe = write_recipe(tmp_path / "r.yaml", root, optim={"epochs": 1})
     args = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
     assert tailprop_cli.main(args) == 2
@@ -254,8 +254,8 @@ def test_damage_stops_a_run_or_is_left_out(
     [
         (["train", "ade20k_upernet_tiny"], "--data.root is missing"),
         (["train", "ade20k_upernet_tiny", "--data.root", "nowhere"], "no folder nowhere"),
-        (["train", "ade20k_upernet_tiny", "--data.root", "."], "no folder images/training with the pictures"),
-        (["train", "shapes_upernet", "--optim.batch", "1"], "batch norm needs two pictures at once"),
+        (["train", "ade20k_upernet_tiny", "--data.root", "."], "no folder images/training with the images"),
+        (["train", "shapes_upernet", "--optim.batch", "1"], "batch norm needs two images at once"),
         (["train", "shapes_upernet", "--inference.stride-px", "600"], "leaves gaps between windows of 512 px"),
         (["train", "shapes_upernet", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
         (["bench", "segment", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),

@@ -17,25 +17,25 @@ import numpy.typing as npt
 from PIL import Image
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import prepare
+from tailprop.data.images import decode_image
 from tailprop.data.packing import Packed
 
 __all__ = ["CocoImage", "CocoSet", "area_of", "decode_counts", "decode_masks", "encode_mask", "read_coco"]
 
-LARGEST_PX: Final = 100_000  # side of a picture
-FAR: Final = 4  # longer sides of the picture; no polygon reaches beyond, and pycocotools would run out of memory filling it
+LARGEST_PX: Final = 100_000  # side of an image
+FAR: Final = 4  # longer sides of the image; no polygon reaches beyond, and pycocotools would run out of memory filling it
 BOUND: Final = 1e9  # of a box's numbers
 
 
 @dataclass(frozen=True)
 class CocoImage:
-    """A picture and its sound objects, as the file has them."""
+    """An image and its sound objects, as the file has them."""
 
     id: int
     path: Path
     width: int
     height: int
-    packed: Packed = field(repr=False)  # the objects of all pictures
+    packed: Packed = field(repr=False)  # the objects of all images
     place: int  # those of this one
 
     @property
@@ -48,7 +48,7 @@ class CocoImage:
         return [a for a in self.objects if not a.get("iscrowd", 0) and min(self._clipped(a["bbox"])) >= 1]
 
     def _clipped(self, box: Sequence[float]) -> tuple[float, float]:
-        """Width and height of the part of a box that lies in the picture."""
+        """Width and height of the part of a box that lies in the image."""
         x, y, w, h = box
         return min(x + w, self.width) - max(x, 0), min(y + h, self.height) - max(y, 0)
 
@@ -98,10 +98,10 @@ class CocoSet:
 
 
 def read_coco(annotations: Path, folder: Path) -> CocoSet:
-    """Read an annotation file and look up its pictures in a folder; no picture is opened."""
+    """Read an annotation file and look up its images in a folder; no image is opened."""
     content = _read_json(annotations)
     if not folder.is_dir():
-        raise ValueError(f"no folder {folder} with the pictures of {annotations}; give it with --data")
+        raise ValueError(f"no folder {folder} with the images of {annotations}; give it with --data")
     categories = _categories(content["categories"], annotations)
     entries, broken = _image_entries(content["images"], folder)
     objects = _objects(content, entries, categories, annotations.name, broken)
@@ -109,13 +109,13 @@ def read_coco(annotations: Path, folder: Path) -> CocoSet:
     packed, images = Packed(objects[key] for key in entries), []
     for place, (key, entry) in enumerate(entries.items()):
         if not _is_there(entry["file_name"], present, folder):
-            broken.append(Broken(str(folder / entry["file_name"]), "the picture is missing"))
+            broken.append(Broken(str(folder / entry["file_name"]), "the image is missing"))
             continue
         path, width, height = folder / entry["file_name"], int(entry["width"]), int(entry["height"])
         images.append(CocoImage(key, path, width, height, packed, place))
     if not images:
         first = f"; the first: {broken[0]}" if broken else ""
-        raise ValueError(f"{annotations} names no picture that is in {folder}{first}")
+        raise ValueError(f"{annotations} names no image that is in {folder}{first}")
     return CocoSet(annotations.name, images, categories, broken)
 
 
@@ -176,7 +176,7 @@ def _categories(entries: list[Any], path: Path) -> dict[int, str]:
 
 
 def _image_entries(entries: list[Any], folder: Path) -> tuple[dict[int, dict[str, Any]], list[Broken]]:
-    """The sound entries by id, whether their pictures are there or not, and the others."""
+    """The sound entries by id, whether their images are there or not, and the others."""
     sound: dict[int, dict[str, Any]] = {}
     broken: list[Broken] = []
     for number, entry in enumerate(entries):
@@ -248,12 +248,12 @@ def _shape_flaw(shape: Any, image: dict[str, Any]) -> str | None:
 def _runs_flaw(runs: dict[str, Any], image: dict[str, Any]) -> str | None:
     size, counts = runs.get("size"), runs.get("counts")
     if size != [image["height"], image["width"]] or not all(isinstance(side, int) for side in size):
-        return f"its run lengths are for {_short(size)}, the picture is {[image['height'], image['width']]}"
+        return f"its run lengths are for {_short(size)}, the image is {[image['height'], image['width']]}"
     lengths = decode_counts(counts) if isinstance(counts, str) else counts
     if not isinstance(lengths, list):
         return "its run lengths are missing" if counts is None else f"its run lengths are damaged: {_short(counts)}"
     if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != image["height"] * image["width"]:
-        return "its run lengths do not add up to the picture"
+        return "its run lengths do not add up to the image"
     return None
 
 
@@ -326,13 +326,13 @@ def area_of(annotation: dict[str, Any], width: int, height: int) -> float:
 
 
 def read_annotated(image: CocoImage) -> Image.Image:
-    """The picture the annotations were drawn on: upright, or as stored where only that has the annotated size."""
+    """The image the annotations were drawn on: upright, or as stored where only that has the annotated size."""
     with Image.open(image.path) as file:
         stored = file.size
-        picture = prepare(file, "RGB")
+        pil_image = decode_image(file, "RGB")
         wanted = (image.width, image.height)
-        if picture.size != wanted and stored == wanted:
-            picture = file.convert("RGB")
-    if picture.size != wanted:
-        raise ValueError(f"it is {picture.size[0]}x{picture.size[1]}, its annotations are for {image.width}x{image.height}")
-    return picture
+        if pil_image.size != wanted and stored == wanted:
+            pil_image = file.convert("RGB")
+    if pil_image.size != wanted:
+        raise ValueError(f"it is {pil_image.size[0]}x{pil_image.size[1]}, its annotations are for {image.width}x{image.height}")
+    return pil_image

@@ -1,6 +1,6 @@
-"""Pictures with a class for every pixel: folders of pictures, folders of label PNGs, a list of classes; every flaw named.
+"""Images with a class for every pixel: folders of images, folders of label PNGs, a list of classes; every flaw named.
 
-ADE20K's layout (ADEChallengeData2016) and everybody else's: a picture `a.jpg` has its labels in `a.png`, whose pixels hold
+ADE20K's layout (ADEChallengeData2016) and everybody else's: an image `a.jpg` has its labels in `a.png`, whose pixels hold
 numbers. The first class has the number `first_label`; lower numbers, and 255 where no class has it, mean that nobody says.
 A list of classes may say that number itself, in a table with a column Idx; a plain list begins at 0.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import is_picture, prepare, reason_of
+from tailprop.data.images import decode_image, describe_error, is_image
 
 __all__ = ["ADE20K", "IGNORE", "ClassList", "LabelSet", "Labelled", "find_classes", "read_labelled", "read_labels", "read_pair"]
 
@@ -31,9 +31,9 @@ Labels = npt.NDArray[np.int16]
 
 @dataclass(frozen=True)
 class Labelled:
-    """A picture and its label map, by their files."""
+    """An image and its label map, by their files."""
 
-    picture: Path
+    image: Path
     labels: Path
 
 
@@ -59,18 +59,18 @@ class LabelSet:
         """Of the classes, the files and the sizes of the label maps: reading twenty thousand of them would take minutes."""
         digest = hashlib.sha256("\n".join((*self.classes, str(self.first_label))).encode())
         for pair in self.pairs:
-            digest.update(f"{pair.picture.name} {pair.labels.name} {pair.labels.stat().st_size}\n".encode())
+            digest.update(f"{pair.image.name} {pair.labels.name} {pair.labels.stat().st_size}\n".encode())
         return digest.hexdigest()[:16]
 
 
-def read_labelled(pictures: Path, labels: Path, classes: Sequence[str], first_label: int) -> LabelSet:
-    """Match pictures and label maps by name; neither is opened."""
-    for folder, what in ((pictures, "pictures"), (labels, "label maps")):
+def read_labelled(images: Path, labels: Path, classes: Sequence[str], first_label: int) -> LabelSet:
+    """Match images and label maps by name; neither is opened."""
+    for folder, what in ((images, "images"), (labels, "label maps")):
         if not folder.is_dir():
             raise ValueError(f"no folder {folder} with the {what}; give it with --data")
     maps = {path.stem: path for path in sorted(labels.iterdir()) if path.suffix.lower() == ".png"}
-    found = sorted(path for path in pictures.iterdir() if is_picture(path) and not path.name.startswith("."))
-    if pictures.resolve() == labels.resolve():  # side by side: what is a PNG there is a label map
+    found = sorted(path for path in images.iterdir() if is_image(path) and not path.name.startswith("."))
+    if images.resolve() == labels.resolve():  # side by side: what is a PNG there is a label map
         found = [path for path in found if path.suffix.lower() != ".png"]
     pairs, broken = [], []
     for path in found:
@@ -79,11 +79,11 @@ def read_labelled(pictures: Path, labels: Path, classes: Sequence[str], first_la
         else:
             broken.append(Broken(str(path), f"its label map {labels / path.stem}.png is missing"))
     stems = {path.stem for path in found}
-    broken += [Broken(str(path), f"its picture is missing in {pictures}") for stem, path in maps.items() if stem not in stems]
+    broken += [Broken(str(path), f"its image is missing in {images}") for stem, path in maps.items() if stem not in stems]
     if not pairs:
         first = f"; the first: {broken[0]}" if broken else ""
-        raise ValueError(f"no picture of {pictures} has a label map in {labels}{first}")
-    return LabelSet(str(pictures), pairs, tuple(classes), first_label, broken)
+        raise ValueError(f"no image of {images} has a label map in {labels}{first}")
+    return LabelSet(str(images), pairs, tuple(classes), first_label, broken)
 
 
 def find_classes(root: Path, given: str | None) -> ClassList:
@@ -168,23 +168,23 @@ def _gray_step(file: Image.Image) -> int:
 
 
 def read_pair(pair: Labelled, num_classes: int, first_label: int) -> tuple[Image.Image, Labels] | Broken:
-    """The picture, in RGB, and its labels, or which of the files is at fault and why."""
+    """The image, in RGB, and its labels, or which of the files is at fault and why."""
     at_fault = pair.labels
     try:
         labels = read_labels(pair.labels, num_classes, first_label)
-        at_fault = pair.picture
-        picture = _read_as_labelled(pair.picture, (labels.shape[1], labels.shape[0]))
+        at_fault = pair.image
+        image = _read_as_labelled(pair.image, (labels.shape[1], labels.shape[0]))
     except Exception as error:  # decoders trip over damage in many ways
-        return Broken(str(at_fault), reason_of(error))
-    if picture.size != (labels.shape[1], labels.shape[0]):
-        sizes = f"it is {labels.shape[1]}x{labels.shape[0]}, its picture {pair.picture} is {picture.width}x{picture.height}"
+        return Broken(str(at_fault), describe_error(error))
+    if image.size != (labels.shape[1], labels.shape[0]):
+        sizes = f"it is {labels.shape[1]}x{labels.shape[0]}, its image {pair.image} is {image.width}x{image.height}"
         return Broken(str(pair.labels), sizes)
-    return picture, labels
+    return image, labels
 
 
 def _read_as_labelled(path: Path, size: tuple[int, int]) -> Image.Image:
     """Upright, or as stored where only that has the size of the label map."""
     with Image.open(path) as file:
         stored = file.size
-        picture = prepare(file, "RGB")
-        return file.convert("RGB") if picture.size != size and stored == size else picture
+        image = decode_image(file, "RGB")
+        return file.convert("RGB") if image.size != size and stored == size else image

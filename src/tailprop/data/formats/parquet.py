@@ -1,4 +1,4 @@
-"""Hugging Face's image snapshots: parquet shards with a column of pictures and one of labels, read where they lie.
+"""Hugging Face's image snapshots: parquet shards with a column of images and one of labels, read where they lie.
 
 Nothing is copied: shards are mapped into memory (see `parquet_pages`). Only what is stored in an unusual way, or is told to,
 goes through the `datasets` library, which unpacks it once into a cache of its own.
@@ -16,18 +16,19 @@ import numpy as np
 from PIL import Image
 
 from tailprop.data.formats.parquet_pages import BinaryColumn, can_read
-from tailprop.data.splits import SPLITS, existing_folder, numbered_classes
-from tailprop.runtime.distributed import say_once
+from tailprop.data.splits import SPLITS, Contents, existing_folder, numbered_classes
+from tailprop.runtime.distributed import print_main
 
 __all__ = ["Parquet"]
 
 _IMAGES: Final = ("image", "img", "jpg")
-_COSTLY: Final = 4 << 20  # bytes to be unpacked for a single picture
+_COSTLY: Final = 4 << 20  # bytes to be unpacked for a single image
+_MOST_COMPARED: Final = 4 << 30  # bytes of shards whose images are compared with others
 _LABELS: Final = ("label", "labels", "fine_label", "cls")
 
 
 class Encoded(Protocol):
-    """Encoded pictures by row, None where there is none."""
+    """Encoded images by row, None where there is none."""
 
     def __len__(self) -> int: ...
 
@@ -60,7 +61,7 @@ class Parquet:
         self.shard_starts = [0, *accumulate(pq.read_metadata(shard).num_rows for shard in self.shards)]
         self.labels = self._read_labels(label).to_numpy()
         if len(self.labels) == 0:
-            raise ValueError(f"no pictures for {split} under {root}: its shards are empty")
+            raise ValueError(f"no images for {split} under {root}: its shards are empty")
         kind = features[label]
         self.classes = tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else numbered_classes(self.labels, self.name)
 
@@ -69,9 +70,11 @@ class Parquet:
         if odd is None:
             columns = [BinaryColumn(shard, self.bytes_name) for shard in self.shards]
             if _is_costly(columns[0]):
-                say_once(f"{split} shards are compressed in large pieces; if loading is slow, --data.unpack unpacks them once")
+                print_main(
+                    f"{split} shards are compressed in large pieces; if loading is slow, --data.unpack unpacks them once"
+                )
             return list(columns)
-        say_once(f"{odd.name} cannot be read in place; the {split} shards are unpacked into a cache once")
+        print_main(f"{odd.name} cannot be read in place; the {split} shards are unpacked into a cache once")
         return _unpack(self.shards, self.image, split, cache)
 
     def _read_labels(self, name: str) -> Any:
@@ -84,7 +87,7 @@ class Parquet:
             try:
                 chunks += pq.read_table(shard, columns=[name]).column(name).chunks
             except (pa.ArrowException, OSError) as error:
-                raise _damaged(shard, error) from None
+                raise _corrupt(shard, error) from None
         labels = pa.chunked_array(chunks, pq.read_schema(self.shards[0]).field(name).type)
         if not pa.types.is_integer(labels.type):
             raise ValueError(
@@ -99,11 +102,21 @@ class Parquet:
         return labels
 
     def read(self, index: int) -> Image.Image:
-        which = bisect_right(self.starts, index) - 1
-        encoded = self.parts[which][index - self.starts[which]]
+        encoded = self._encoded(index)
         if encoded is None:
-            raise OSError("the row holds no picture")
+            raise OSError("the row holds no image")
         return Image.open(io.BytesIO(encoded))
+
+    def _encoded(self, index: int) -> Any:
+        which = bisect_right(self.starts, index) - 1
+        return self.parts[which][index - self.starts[which]]
+
+    def contents(self) -> Contents | None:
+        """The encoded images, unless there are so many that looking at each would take minutes."""
+        if sum(shard.stat().st_size for shard in self.shards) > _MOST_COMPARED:
+            return None
+        sizes = [len(memoryview(self._encoded(i) or b"")) for i in range(len(self.labels))]
+        return Contents(sizes, lambda place: bytes(self._encoded(place) or b""))
 
     def name(self, index: int) -> str:
         which = bisect_right(self.shard_starts, index) - 1
@@ -132,26 +145,26 @@ def _check_shards(shards: Sequence[Path]) -> list[Any]:
         try:
             schemas.append(pq.read_schema(shard))
         except (pa.ArrowException, OSError) as error:
-            raise _damaged(shard, error) from None
+            raise _corrupt(shard, error) from None
     count = shards[0].stem.rpartition("-of-")[2]
     if count.isdigit() and int(count) != len(shards):
         raise ValueError(f"{shards[0].parent} holds {len(shards)} of {int(count)} {shards[0].name.split('-')[0]} shards")
     return schemas
 
 
-def _damaged(shard: Path, error: Exception) -> ValueError:
-    return ValueError(f"{shard} is damaged ({str(error).splitlines()[0]}); download it again")
+def _corrupt(shard: Path, error: Exception) -> ValueError:
+    return ValueError(f"{shard} is corrupt ({str(error).splitlines()[0]}); download it again")
 
 
 def _columns(schemas: Sequence[Any], shards: Sequence[Path]) -> tuple[str, str]:
-    """The columns that hold the picture and its label."""
+    """The columns that hold the image and its label."""
     image = next((n for n in _IMAGES if n in schemas[0].names), None)
     label = next((n for n in _LABELS if n in schemas[0].names), None)
     for schema, shard in zip(schemas, shards, strict=True):
         if image not in schema.names or label not in schema.names:
             raise ValueError(f"{shard} needs the columns image and label, it has {', '.join(schema.names)}")
         if schema.field(image).type != schemas[0].field(image).type:
-            raise ValueError(f"{shard} stores its pictures in another way than {shards[0].name}; they are of two snapshots")
+            raise ValueError(f"{shard} stores its images in another way than {shards[0].name}; they are of two snapshots")
     assert image is not None
     assert label is not None
     return image, label
@@ -166,7 +179,7 @@ def _is_costly(column: BinaryColumn) -> bool:
 
 @lru_cache(4)
 def _paths(shard: Path, image: str) -> list[str | None]:
-    """The names the pictures had before they came into a shard; empty if it does not tell, or is damaged there too."""
+    """The names the images had before they came into a shard; empty if it does not tell, or is damaged there too."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -182,7 +195,7 @@ def _paths(shard: Path, image: str) -> list[str | None]:
 
 
 def _unpack(shards: Sequence[Path], image: str, split: str, cache: Path | None) -> list[Encoded]:
-    """The encoded pictures of shards, through a copy that `datasets` makes once and maps into memory."""
+    """The encoded images of shards, through a copy that `datasets` makes once and maps into memory."""
     import datasets
 
     files = {split: [str(path) for path in shards]}

@@ -1,6 +1,6 @@
 """Single values of a binary column of a parquet file, read where they lie.
 
-Libraries read parquet by row groups: a hundred pictures or more are unpacked to look at one. So snapshots are usually unpacked
+Libraries read parquet by row groups: a hundred images or more are unpacked to look at one. So snapshots are usually unpacked
 once, as a whole, which for ImageNet takes the time and the disk of another 140 GB. But a row group is a row of pages, each with
 a header that says how many values it holds. Here the file is mapped into memory, the headers of a group are walked once, when
 it is first asked for, and then a value costs the page it is in: of an uncompressed one, as in recent snapshots, nothing but its

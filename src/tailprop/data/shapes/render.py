@@ -4,7 +4,7 @@ A scene is a textured ground with a few textured shapes on it that may hide each
 tiny ones. Shapes are drawn without smoothing, so the mask of what is visible of each is exact. A scene is a pure function of
 (seed, index); `data/scenes.py` writes them as COCO, ADE20K and parquet.
 
-Shapes: H = W = side of the picture in pixels. Coordinates u, v of a shape run from -1 to 1 over its extent.
+Shapes: H = W = side of the image in pixels. Coordinates u, v of a shape run from -1 to 1 over its extent.
 """
 
 import math
@@ -32,11 +32,11 @@ class SceneConfig:
     """How generated scenes look."""
 
     size_px: int = 128
-    """Side of the pictures."""
+    """Side of the images."""
     objects: tuple[int, int] = (2, 7)
     """Fewest and most shapes in a scene."""
     extent: tuple[float, float] = (0.1, 0.5)
-    """Smallest and largest diameter of a shape over the side of the picture."""
+    """Smallest and largest diameter of a shape over the side of the image."""
     crowd: float = 0.05
     """Chance of a crowd of tiny shapes, marked as such."""
     seed: int = 0
@@ -173,7 +173,7 @@ def _texture(rng: np.random.Generator, side: int, contrast: float) -> Floats:
 
 
 def _waves(rng: np.random.Generator, side: int) -> tuple[Floats, Floats]:
-    """Two perpendicular waves of a random direction, with a period from 4 px to a fifth of the picture."""
+    """Two perpendicular waves of a random direction, with a period from 4 px to a fifth of the image."""
     y, x = np.mgrid[0:side, 0:side] + 0.5
     angle = rng.uniform(0, math.pi)
     rate = 2 * math.pi / math.exp(rng.uniform(math.log(4), math.log(max(5, side / 5))))

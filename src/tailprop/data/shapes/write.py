@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FORMATS: Final = ("coco", "ade20k", "parquet")
-SHARD: Final = 1000  # pictures in a parquet shard
+SHARD: Final = 1000  # images in a parquet shard
 QUALITY: Final = 92  # of the JPEGs
 Style = Literal["coco", "ade20k", "parquet"]
 Writer = Callable[[Path, SceneConfig, int, int], None]
@@ -41,7 +41,7 @@ Writer = Callable[[Path, SceneConfig, int, int], None]
 def write_scenes(out: Path, style: Style, config: SceneConfig, train: int, val: int) -> None:
     """Write `train` scenes and the `val` scenes after them, with a note of how they were made.
 
-    Only a folder that is new, empty or holds the same scenes is written to: pictures and annotations of a real dataset have
+    Only a folder that is new, empty or holds the same scenes is written to: images and annotations of a real dataset have
     the same names. The note is there from the beginning, so that what was interrupted can go on.
     """
     config.check()

@@ -1,1 +1,15 @@
 """Image classification."""
+
+from tailprop.engine.task import TaskSpec
+
+SPEC = TaskSpec(
+    package=__name__,
+    title="image classification",
+    config="task:ClassifyConfig",
+    task="task:Classification",
+    load="load:load_classifier",
+    evaluate="evaluate:ClassifyEval",
+    predict="predict:ClassifyPredict",
+    metrics={"top1": "top-1, %", "top5": "top-5, %", "val_loss": "validation loss"},
+    artifacts=("learning.png", "confusion.png"),
+)

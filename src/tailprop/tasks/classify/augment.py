@@ -19,18 +19,18 @@ from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_i
 from torch import Tensor
 from torchvision.transforms import Compose
 
-from tailprop.data.images import shorten
+from tailprop.data.images import crop_long_strip
 from tailprop.data.loader import to_device
-from tailprop.runtime.rng import mix, seeded
+from tailprop.runtime.rng import mix_seeds, seeded
 from tailprop.tasks.classify.data import DataConfig
 from tailprop.utils.validation import check_at_least, check_between, check_choice
 
 __all__ = [
     "AugmentConfig",
-    "Finish",
-    "RandomCut",
+    "BatchAugment",
+    "RandomResizedCrop",
     "eval_transform",
-    "jitter_colours",
+    "jitter_colors",
     "normalisation",
     "operations",
     "timm_policy",
@@ -49,7 +49,7 @@ class AugmentConfig:
     """Augmentation while training."""
 
     scale: tuple[float, float] = (0.08, 1.0)
-    """Area of the random crop over that of the picture."""
+    """Area of the random crop over that of the image."""
     ratio: tuple[float, float] = (0.75, 4 / 3)
     """Aspect ratio of the random crop."""
     flip: float = 0.5
@@ -61,7 +61,7 @@ class AugmentConfig:
     erase: float = 0.25
     """Chance of a random rectangle of noise."""
     interpolation: str = "bicubic"
-    """How pictures are resized."""
+    """How images are resized."""
     mixup: float = 0.8
     """Mixup's alpha; 0 = off."""
     cutmix: float = 1.0
@@ -85,12 +85,12 @@ class AugmentConfig:
             raise ValueError(f"augment.auto_augment is spelt as in timm, as rand-m9-mstd0.5-inc1; got {self.auto_augment!r}")
 
 
-class RandomCut:
-    """A random part of a picture, resized to a square and mirrored by chance; bytes, (C, side, side).
+class RandomResizedCrop:
+    """A random part of an image, resized to a square and mirrored by chance; bytes, (C, side, side).
 
     Args:
         side: Of the square, in pixels.
-        scale: Area of the part over that of the picture, from and to.
+        scale: Area of the part over that of the image, from and to.
         ratio: Width over height of the part, from and to.
         flip: Chance of a mirror image.
         interpolation: As timm spells it; random = bilinear or bicubic, by chance.
@@ -110,13 +110,13 @@ class RandomCut:
         names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
         self.resamplings = [str_to_pil_interp(name) for name in names]
 
-    def part(self, picture: Image.Image) -> tuple[int, int, int, int]:
+    def part(self, image: Image.Image) -> tuple[int, int, int, int]:
         """Left, upper, right and lower edge, drawn from Python's generator."""
-        top, left, height, width = RandomResizedCropAndInterpolation.get_params(picture, self.scale, self.ratio)
+        top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, self.scale, self.ratio)
         return left, top, left + width, top + height
 
-    def __call__(self, picture: Image.Image) -> Tensor:
-        part = picture.crop(self.part(picture))
+    def __call__(self, image: Image.Image) -> Tensor:
+        part = image.crop(self.part(image))
         resampling = self.resamplings[0] if len(self.resamplings) == 1 else random.choice(self.resamplings)
         square = part.resize((self.side, self.side), resampling)
         if random.random() < self.flip:
@@ -132,8 +132,8 @@ def timm_policy(name: str, side: int, mean: Sequence[float], interpolation: str)
 
     Args:
         name: As timm spells it, for example rand-m9-mstd0.5-inc1.
-        side: Of the crop, in pixels; how far a picture may be shifted depends on it.
-        mean: Of each channel, 0 to 1: the colour of what comes into the picture at its edges.
+        side: Of the crop, in pixels; how far an image may be shifted depends on it.
+        mean: Of each channel, 0 to 1: the colour of what comes into the image at its edges.
         interpolation: As timm spells it.
     """
     try:
@@ -162,26 +162,26 @@ def operations(policy: Any) -> list[Any]:
     return [op for group in groups for op in group if hasattr(op, "aug_fn")]
 
 
-def _posterize(picture: Image.Image, bits: int, **_: Any) -> Image.Image:
+def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
     if bits >= 8:
-        return picture
-    return ImageOps.posterize(picture, bits) if bits > 0 else Image.new(picture.mode, picture.size)
+        return image
+    return ImageOps.posterize(image, bits) if bits > 0 else Image.new(image.mode, image.size)
 
 
 def normalisation(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if in_chans == 3 else ((0.5,) * in_chans, (0.5,) * in_chans)
 
 
-def train_transforms(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> list[RandomCut]:
+def train_transforms(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> list[RandomResizedCrop]:
     """One for each size of training, in order."""
     return [_train_transform(side, augment, in_chans) for side in data.train_px or (data.size_px,)]
 
 
-def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> RandomCut:
+def _train_transform(side: int, augment: AugmentConfig, in_chans: int) -> RandomResizedCrop:
     mean, _ = normalisation(in_chans)
     name, resizing = augment.auto_augment, augment.interpolation
     policy = None if name is None else timm_policy(name, side, mean, resizing)
-    return RandomCut(side, augment.scale, augment.ratio, augment.flip, resizing, policy)
+    return RandomResizedCrop(side, augment.scale, augment.ratio, augment.flip, resizing, policy)
 
 
 def eval_transform(
@@ -194,14 +194,16 @@ def eval_transform(
     """Preparation for evaluation; a foreign model may have a mean and deviation, and a way to crop, of its own."""
     mean, std = statistics or normalisation(in_chans)
     # timm rounds size / crop down; the half keeps 93 from becoming 92
-    crop = data.size_px / ((data.resize_px or data.size_px) + 0.5)
+    crop = data.size_px / (data.eval_resize_px + 0.5)
     interpolation = "bicubic" if augment.interpolation == "random" else augment.interpolation
     how = dict(interpolation=interpolation, crop_pct=crop, crop_mode=crop_mode, mean=mean, std=std)
     steps = create_transform(data.size_px, **how).transforms
-    return Compose([shorten, *steps] if crop_mode in (None, "center") else steps)  # the others never enlarge beyond the size
+    return Compose(
+        [crop_long_strip, *steps] if crop_mode in (None, "center") else steps
+    )  # the others never enlarge beyond the size
 
 
-class Finish:
+class BatchAugment:
     """The end of training's augmentation, on whole batches and on their device: colour jitter, normalisation, erasing.
 
     The loader would do the same one by one, and it has enough to do.
@@ -218,11 +220,11 @@ class Finish:
     def __call__(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         images = images.float()
         if self.jitter > 0:
-            images = jitter_colours(images, self._factors(seeds, images.device))
+            images = jitter_colors(images, self._factors(seeds, images.device))
         images = images.sub_(self.mean).div_(self.std)
         if self.chance == 0:
             return images
-        chosen = [i for i, seed in enumerate(seeds) if random.Random(mix(seed, 2)).random() < self.chance]
+        chosen = [i for i, seed in enumerate(seeds) if random.Random(mix_seeds(seed, 2)).random() < self.chance]
         if images.device.type == "cpu":
             self._erase((images[i] for i in chosen), (seeds[i] for i in chosen))
         elif chosen:
@@ -231,11 +233,11 @@ class Finish:
 
     def _erase(self, images: Iterable[Tensor], seeds: Iterable[int]) -> None:
         for image, seed in zip(images, seeds, strict=True):
-            with seeded(mix(seed, 3)):
+            with seeded(mix_seeds(seed, 3)):
                 self.erase(image)  # in place
 
     def _erase_elsewhere(self, images: Tensor, chosen: Sequence[int], seeds: Sequence[int]) -> Tensor:
-        """The same noise for pictures on a GPU, brought there at once: it would be waited for at every rectangle."""
+        """The same noise for images on a GPU, brought there at once: it would be waited for at every rectangle."""
         patches = torch.full((len(chosen), *images.shape[1:]), torch.nan, pin_memory=images.device.type == "cuda")
         self._erase(patches, (seeds[i] for i in chosen))
         noise, place = to_device(patches, images.device), to_device(torch.tensor(chosen), images.device)
@@ -248,14 +250,14 @@ class Finish:
 
 
 def _generators(seeds: Sequence[int], stream: int) -> Iterator[random.Random]:
-    """A generator for each picture; each kind of augmentation has a stream of its own, or crop, colour and erasing would go
+    """A generator for each image; each kind of augmentation has a stream of its own, or crop, colour and erasing would go
     together.
     """
-    return (random.Random(mix(seed, stream)) for seed in seeds)
+    return (random.Random(mix_seeds(seed, stream)) for seed in seeds)
 
 
-def jitter_colours(images: Tensor, factors: Tensor) -> Tensor:
-    """Brightness, contrast and saturation times a factor for each picture; values from 0 to 255, (B, C, H, W)."""
+def jitter_colors(images: Tensor, factors: Tensor) -> Tensor:
+    """Brightness, contrast and saturation times a factor for each image; values from 0 to 255, (B, C, H, W)."""
     brightness, contrast, saturation = factors
     images = (images * brightness).clamp_(0, 255)
     images.lerp_(_gray(images).mean((2, 3), keepdim=True), 1 - contrast).clamp_(0, 255)

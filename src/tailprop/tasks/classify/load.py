@@ -1,5 +1,6 @@
-"""A trained classifier and how its pictures have to be prepared, from whatever a user has in hand."""
+"""A trained classifier and how its images have to be prepared, from whatever a user has in hand."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,83 +9,129 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import tailprop.backbone.model  # noqa: F401 - registers the models
+from tailprop.data.loader import to_device
 from tailprop.engine.checkpoint import read_state_dict
-from tailprop.engine.config import ModelConfig, build
-from tailprop.engine.run_settings import find_settings, read_notes, weights_file
+from tailprop.engine.config import ModelConfig
+from tailprop.engine.run_settings import find_settings, find_weights, read_metadata
+from tailprop.engine.settings import build
+from tailprop.runtime.precision import autocast
 from tailprop.tasks.classify.augment import AugmentConfig, eval_transform
 from tailprop.tasks.classify.data import DataConfig
-from tailprop.tasks.classify.model import create_model
-from tailprop.tasks.common.models import check_model
+from tailprop.tasks.classify.model import create_model, image_mode
+from tailprop.tasks.classify.task import ClassifyConfig
+from tailprop.tasks.common.models import check_finite, check_model, load_weights
+from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil
 
-__all__ = ["Classifier", "load_classifier"]
+__all__ = ["ClassPrediction", "ClassScore", "Classifier", "load_classifier"]
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """A model in evaluation mode, its class names, and the settings its pictures are prepared by."""
+class ClassScore:
+    """A class and how probable the model finds it, 0 to 1."""
 
-    model: nn.Module
+    index: int
     name: str
-    classes: tuple[str, ...]
-    in_chans: int
-    data: DataConfig
-    augment: AugmentConfig
-    paper_top1: float | None = None  # on ImageNet-1K
+    probability: float
+
+
+@dataclass(frozen=True)
+class ClassPrediction:
+    """What a classifier makes of an image."""
+
+    probabilities: Tensor  # (K,), float32
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The most probable class."""
+        return self.names[int(self.probabilities.argmax())]
+
+    @property
+    def probability(self) -> float:
+        """Of that class."""
+        return _rounded(float(self.probabilities.max()))
+
+    def top(self, k: int = 5) -> list[ClassScore]:
+        """The k most probable classes, best first."""
+        values, indices = self.probabilities.topk(min(k, len(self.names)))
+        pairs = zip(indices.tolist(), values.tolist(), strict=True)
+        return [ClassScore(i, self.names[i], _rounded(p)) for i, p in pairs]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.7g}")  # single precision knows no more digits
+
+
+@dataclass(frozen=True)
+class Classifier(Predictor[ClassifyConfig, ClassPrediction]):
+    """A classifier; `names` are its classes."""
+
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and deviation, if not ours
     crop_mode: str | None = None
 
     @property
+    def name(self) -> str:
+        return self.settings.model.name
+
+    @property
     def mode(self) -> str:
-        """Pillow's mode of the pictures it takes."""
-        modes = {1: "L", 3: "RGB", 4: "RGBA"}
-        if self.in_chans not in modes:
-            raise ValueError(f"{self.name} takes {self.in_chans} channels; pictures have 1, 3 or 4")
-        return modes[self.in_chans]
+        """Pillow's mode of the images it takes."""
+        return image_mode(self.settings.model.in_chans, self.name)
+
+    @property
+    def paper_top1(self) -> float | None:
+        """The paper's number for this model on ImageNet-1K."""
+        return self.settings.paper_top1.get(self.name) if len(self.names) == 1000 else None
 
     def transform(self, data: DataConfig | None = None) -> Any:
-        """The preparation of a picture, by its own settings or by others."""
-        return eval_transform(data or self.data, self.augment, self.in_chans, self.statistics, self.crop_mode)
+        """The preprocessing of an image, by its own settings or by others."""
+        settings = self.settings
+        return eval_transform(data or settings.data, settings.augment, settings.model.in_chans, self.statistics, self.crop_mode)
+
+    def predict_all(self, images: Sequence[ImageInput], precision: str = "fp32", batch_size: int = 32) -> list[ClassPrediction]:
+        transform = self.transform()
+        answers: list[ClassPrediction] = []
+        for first in range(0, len(images), batch_size):
+            prepared = [transform(to_pil(image, self.mode)) for image in images[first : first + batch_size]]
+            answers += self.predict_tensors(torch.stack(prepared), precision)
+        return answers
+
+    @torch.inference_mode()
+    def predict_tensors(self, images: Tensor, precision: str = "fp32") -> list[ClassPrediction]:
+        """The answers for preprocessed images, (B, C, H, W)."""
+        with autocast(self.device, precision):
+            logits = self.model(to_device(images, self.device)).float().cpu()
+        check_finite(logits)
+        return [ClassPrediction(row, self.names) for row in logits.softmax(dim=1)]
 
 
-def load_classifier(where: str, model_name: str | None = None, size_px: int | None = None) -> Classifier:
+def load_classifier(where: str | Path, model_name: str | None = None, size_px: int | None = None) -> Classifier:
     """Load a classifier.
 
     Args:
         where: A run folder; a file of weights (.safetensors, .pt) with or without its run folder around it; or a timm model
             with pretrained weights, by name.
         model_name: The architecture, for a file that does not say.
-        size_px: Side of the pictures; none = what the run or the model was made for.
+        size_px: Side of the images; none = what the run or the model was made for.
     """
     path = Path(where)
-    if not path.exists() and timm.is_model(where):
-        return _pretrained(where, size_px)
-    weights = weights_file(where)
+    if not path.exists() and timm.is_model(str(where)):
+        return _pretrained(str(where), size_px)
+    weights = find_weights(where)
     state = read_state_dict(weights)
-    if (config := find_settings(path)) is not None:
-        model_config = build(ModelConfig, {**config["model"], "init": None}, "model.")
-        data, augment = build(DataConfig, config["data"], "data."), build(AugmentConfig, config.get("augment", {}), "augment.")
-        paper = (config.get("paper_top1") or {}).get(model_config.name)
+    found = find_settings(path, ClassifyConfig)
+    if found is not None:
+        settings = build(ClassifyConfig, found)
     else:
-        if model_name is None:
-            model_name = read_notes(weights).get("architecture")
+        model_name = model_name or read_metadata(weights).get("architecture")
         if model_name is None:
             raise ValueError(f"{weights} does not say which model it belongs to; name it with --model")
-        model_config, data, augment, paper = ModelConfig(name=model_name), DataConfig(), AugmentConfig(), None
         check_model(model_name)
-        model_config = replace(model_config, in_chans=_in_chans(state, model_name))
-    if size_px is not None:
-        ratio = (data.resize_px or data.size_px) / data.size_px
-        data = replace(data, size_px=size_px, resize_px=round(size_px * ratio))
-    model = create_model(model_config, _num_classes(state, model_config.name), report=False)
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(f"{weights} does not fit {model_config.name}: {str(error).splitlines()[1].strip()}") from None
-    model.to(memory_format=torch.channels_last)  # as in training: another layout rounds differently
-    names = _class_names(weights, model)
-    paper = paper if len(names) == 1000 else None
-    return Classifier(model.eval(), model_config.name, names, model_config.in_chans, data, augment, paper)
+        settings = ClassifyConfig(model=ModelConfig(name=model_name, in_chans=_in_chans(state, model_name)))
+    settings = replace(settings, model=replace(settings.model, init=None), data=settings.data.at_size(size_px))
+    name = settings.model.name
+    model = load_weights(create_model(settings.model, _num_classes(state, name), report=False), weights, name, state)
+    return Classifier(model, settings, _class_names(weights, model))
 
 
 def _pretrained(name: str, size_px: int | None) -> Classifier:
@@ -92,18 +139,19 @@ def _pretrained(name: str, size_px: int | None) -> Classifier:
         model = timm.create_model(name, pretrained=True).eval()
     except RuntimeError as error:
         raise ValueError(f"timm has no weights to download for {name}: {str(error).splitlines()[0]}") from None
-    settings = timm.data.resolve_data_config(model=model)
-    size = size_px or settings["input_size"][-1]
-    data = DataConfig(size_px=size, resize_px=round(size / settings["crop_pct"]))
-    augment = AugmentConfig(interpolation=settings["interpolation"])
+    theirs = timm.data.resolve_data_config(model=model)
+    settings = ClassifyConfig(
+        model=ModelConfig(name=name, in_chans=theirs["input_size"][0]),
+        data=DataConfig(size_px=size_px or theirs["input_size"][-1], crop_pct=theirs["crop_pct"]),
+        augment=AugmentConfig(interpolation=theirs["interpolation"]),
+    )
     names = _imagenet_names() if model.num_classes == 1000 else tuple(map(str, range(model.num_classes)))
-    statistics = settings["mean"], settings["std"]
-    return Classifier(model, name, names, settings["input_size"][0], data, augment, None, statistics, settings["crop_mode"])
+    return Classifier(model, settings, names, (theirs["mean"], theirs["std"]), theirs["crop_mode"])
 
 
 def _class_names(weights: Path, model: nn.Module) -> tuple[str, ...]:
     count = int(model.num_classes)  # type: ignore[arg-type]
-    names = tuple(read_notes(weights).get("classes", "").split("\n"))
+    names = tuple(read_metadata(weights).get("classes", "").split("\n"))
     if len(names) != count:
         names = _imagenet_names() if count == 1000 else tuple(map(str, range(count)))
     return names

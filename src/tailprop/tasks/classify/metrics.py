@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from tailprop.data.broken import Broken
 from tailprop.data.loader import to_device
-from tailprop.runtime.distributed import gather, sum_over_processes
+from tailprop.runtime.distributed import all_gather, all_reduce_sum
 from tailprop.tasks.classify.data import Batch
 
-__all__ = ["Accuracy", "evaluate_classifier"]
+__all__ = ["Accuracy", "ClassAccuracy", "evaluate_classifier"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Accuracy:
     top5: float
     loss: float
     count: int
-    answers: Tensor  # (count, 2): the class of each example, and which it was taken for
+    answers: Tensor  # (count, 3): the class of each example, which it was taken for, and its place in the data
+    confidence: Tensor  # (count,): the probability of the class it was taken for
     num_classes: int
     broken: tuple[Broken, ...] = ()
 
@@ -32,6 +33,28 @@ class Accuracy:
         """Examples by [true, predicted]. Made when it is asked for: of 20,000 classes it would be gigabytes."""
         n = self.num_classes
         return torch.bincount(self.answers[:, 0] * n + self.answers[:, 1], minlength=n * n).reshape(n, n)
+
+    @property
+    def by_class(self) -> list["ClassAccuracy"]:
+        """Precision and recall of each class."""
+        true, predicted = (torch.bincount(self.answers[:, column], minlength=self.num_classes) for column in (0, 1))
+        right = torch.bincount(self.answers[self.answers[:, 0] == self.answers[:, 1], 0], minlength=self.num_classes)
+        rows = zip(right.tolist(), true.tolist(), predicted.tolist(), strict=True)
+        return [ClassAccuracy(n, 100 * k / p if p else None, 100 * k / n if n else None) for k, n, p in rows]
+
+    def worst_mistakes(self, count: int) -> Tensor:
+        """Rows of `answers` that are wrong, most confident first."""
+        wrong = (self.answers[:, 0] != self.answers[:, 1]).nonzero().flatten()
+        return wrong[self.confidence[wrong].argsort(descending=True, stable=True)][:count]
+
+
+@dataclass(frozen=True)
+class ClassAccuracy:
+    """How a classifier did on one class, in per cent; none where there is nothing to count."""
+
+    count: int  # examples of the class
+    precision: float | None  # of the examples taken for it, those that are of it
+    recall: float | None  # of its examples, those that were recognised
 
 
 def ignore(told: object) -> None:
@@ -46,7 +69,7 @@ def evaluate_classifier(
     device: torch.device,
     subset: Tensor | None = None,
     tick: Callable[[int], object] = ignore,
-    note: Callable[[Sequence[Broken]], object] = ignore,
+    record: Callable[[Sequence[Broken]], object] = ignore,
 ) -> Accuracy:
     """Top-1, top-5, mean loss and which class was taken for which.
 
@@ -56,24 +79,27 @@ def evaluate_classifier(
         num_classes: Number of classes the labels come from.
         subset: The model's outputs that stand for those classes, where it has more (ImageNet-A: 200 of 1000).
         tick: Told the number of examples of each batch, for a progress bar.
-        note: Told what could not be read, when it is met; it may raise.
+        record: Told what could not be read, when it is met; it may raise.
     """
     if isinstance(model, nn.Module) and model.training:
         raise ValueError("the model is in training mode; call eval() first")
     sums = torch.zeros(4, dtype=torch.float64, device="cpu")  # right, right within five, loss, count
     answers: list[Tensor] = []
+    confidence: list[Tensor] = []
     broken: list[Broken] = []
     for batch in batches:
-        note(batch.broken)
+        record(batch.broken)
         broken += batch.broken
         if len(batch) == 0:
             continue
         logits = model(to_device(batch.images, device)).float().cpu()
         logits = logits if subset is None else logits[:, subset]
         sums += _sums(logits, batch.labels)
-        answers.append(torch.stack([batch.labels, logits.argmax(1)], dim=1))
+        taken_for, places = logits.argmax(1), torch.tensor(batch.seeds)  # an evaluation's seeds are places in the data
+        answers.append(torch.stack([batch.labels, taken_for, places], dim=1))
+        confidence.append(logits.softmax(1).gather(1, taken_for[:, None])[:, 0])
         tick(len(batch))
-    right, within5, loss, count = sum_over_processes(sums, device).tolist()
+    right, within5, loss, count = all_reduce_sum(sums, device).tolist()
     if count == 0:
         raise ValueError("no example could be evaluated")
     return Accuracy(
@@ -81,9 +107,10 @@ def evaluate_classifier(
         top5=100 * within5 / count,
         loss=loss / count,
         count=int(count),
-        answers=torch.cat([part for share in gather(answers) for part in share]),
+        answers=torch.cat([part for share in all_gather(answers) for part in share]),
+        confidence=torch.cat([part for share in all_gather(confidence) for part in share]),
         num_classes=num_classes,
-        broken=tuple(b for share in gather(broken) for b in share),
+        broken=tuple(b for share in all_gather(broken) for b in share),
     )
 
 

@@ -3,30 +3,30 @@
 import timm
 from torch import nn
 
-import tailprop.backbone.model  # noqa: F401 - registers the models
 from tailprop.backbone.weights import WarmStartReport
-from tailprop.engine.checkpoint import read_state_dict, warm_start
+from tailprop.engine.checkpoint import warm_start
 from tailprop.engine.config import ModelConfig
-from tailprop.engine.run_settings import read_config, read_notes, weights_file
-from tailprop.utils.errors import memory_missing
+from tailprop.engine.run_settings import find_weights, read_config, read_metadata
+from tailprop.tasks.common.models import create, model_arguments
 
-__all__ = ["create_model"]
+__all__ = ["create_model", "image_mode"]
+
+
+def image_mode(in_chans: int, name: str) -> str:
+    """Pillow's mode of the images a model takes."""
+    modes = {1: "L", 3: "RGB", 4: "RGBA"}
+    if in_chans not in modes:
+        raise ValueError(f"{name} takes {in_chans} channels (model.in_chans); images have 1, 3 or 4")
+    return modes[in_chans]
 
 
 def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> nn.Module:
     """The network, from scratch or from a checkpoint."""
-    settings = dict(config.args)
-    if config.drop_path is not None:
-        settings["drop_path_rate"] = config.drop_path
-    try:
-        model = timm.create_model(config.name, num_classes=num_classes, in_chans=config.in_chans, **settings)
-    except (TypeError, RuntimeError) as error:  # an argument it does not take, a tag of weights that there are not
-        if memory_missing(error):
-            raise
-        raise ValueError(f"timm cannot make {config.name}: {error}") from None
+    kwargs = dict(num_classes=num_classes, in_chans=config.in_chans, **model_arguments(config))
+    model = create(config.name, lambda: timm.create_model(config.name, **kwargs))
     if config.init is not None:
-        taken = warm_start(model, read_state_dict(weights_file(config.init)))
-        _refuse_another_architecture(config, model, taken)
+        taken = warm_start(model, find_weights(config.init))
+        _check_same_architecture(config, model, taken)
         if report:
             print(taken)
     elif report:
@@ -34,7 +34,7 @@ def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> 
     return model
 
 
-def _refuse_another_architecture(config: ModelConfig, model: nn.Module, report: WarmStartReport) -> None:
+def _check_same_architecture(config: ModelConfig, model: nn.Module, report: WarmStartReport) -> None:
     """A checkpoint of another model is a start if it fills half of this one, as vHeat does TailProp; else it is a mistake."""
     theirs, ours = _architecture(str(config.init)), model.state_dict()
     share = sum(ours[name].numel() for name in report.taken) / sum(value.numel() for value in ours.values())
@@ -48,9 +48,9 @@ def _refuse_another_architecture(config: ModelConfig, model: nn.Module, report: 
 
 def _architecture(where: str) -> str | None:
     """The model that weights of ours name: in themselves, or in the settings of the run they lie in."""
-    weights = weights_file(where)
+    weights = find_weights(where)
     if weights.suffix == ".safetensors":
-        return read_notes(weights).get("architecture")
+        return read_metadata(weights).get("architecture")
     if weights.name not in ("best.pt", "last.pt"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""`tailprop predict`: what a checkpoint sees in pictures."""
+"""`tailprop predict` for a classifier: the most probable classes of images, as a table, CSV or JSON."""
 
 import csv
 import io
@@ -7,122 +7,125 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-import tyro
+from PIL import Image
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from tailprop.backbone.model import MIN_SIZE_PX
 from tailprop.data.broken import Broken
-from tailprop.data.images import is_picture, list_pictures, quiet_pillow, read_ahead, read_picture
-from tailprop.data.loader import to_device
+from tailprop.data.images import is_image, list_images, prefetch, read_image, suppress_pillow_warnings
 from tailprop.engine.options import Checkpoint
-from tailprop.runtime.distributed import together
-from tailprop.runtime.precision import autocast
-from tailprop.tasks.classify.load import Classifier, load_classifier
-from tailprop.tasks.common.predict import Skipped, say
+from tailprop.runtime.distributed import process_group
+from tailprop.tasks.classify.load import Classifier, ClassPrediction, ClassScore, load_classifier
+from tailprop.tasks.common.options import ComputeOptions, Images
+from tailprop.tasks.common.pages import draw_page, with_caption
+from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
 from tailprop.utils.files import write_atomically
 from tailprop.utils.text import counted, printable
 from tailprop.utils.validation import check_at_least, check_output_file
 
-__all__ = ["Guess", "Predict", "Prediction", "classify_pictures", "run"]
+__all__ = ["ClassifyPredict", "Prediction", "classify_images", "run"]
 
 _WIDE = 100_000  # characters; a table that no terminal shows is never folded
+_SUFFIXES = {".csv": "csv", ".json": "json", ".txt": "table", "": "table"}
+_SHEET = 48  # images on a contact sheet
 
 
 @dataclass(frozen=True)
-class Predict:
-    """Classify pictures."""
+class ClassifyPredict(ComputeOptions):
+    """Classify images."""
 
     checkpoint: Checkpoint
     """A run folder, a file of weights, or the name of a pretrained timm model."""
-    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURES")]
+    images: Images
     """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
     top: int = 5
-    """How many classes to name for each picture."""
+    """How many classes to name for each image."""
     format: Literal["table", "csv", "json"] | None = None
     """How to write the answer; none = by the suffix of --out, else a table."""
     out: Path | None = None
-    """File for the answer; none = standard output."""
+    """File for the answer (.csv, .json or .txt); none = standard output."""
+    sheet: Path | None = None
+    """Contact sheet of the first 48 images with their classes to draw (.jpg or .png)."""
     model: str | None = None
     """The architecture, if the file does not say."""
     size_px: int | None = None
-    """Side of the pictures; none = what the checkpoint was made for."""
-    batch: int = 32
-    """Pictures at once."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to run."""
+    """Side of the images; none = what the checkpoint was made for."""
+    batch_size: int = 32
+    """Images at once."""
     on_broken: Literal["skip", "stop"] = "skip"
-    """A picture that cannot be read: name it on standard error and go on, or stop."""
+    """An image that cannot be read: name it on standard error and skip it, or stop."""
 
     def check(self) -> None:
+        super().check()
         check_at_least("top", self.top, 1)
-        check_at_least("batch", self.batch, 1)
+        check_at_least("batch_size", self.batch_size, 1)
         if self.size_px is not None:
             check_at_least("size_px", self.size_px, MIN_SIZE_PX)
         check_output_file("--out", self.out)
-        if self.out is not None and is_picture(self.out):  # a forgotten name would cost the picture after --out
-            raise ValueError(f"--out {self.out} is named like a picture; the answer is text: .csv, .json or .txt")
+        check_output_file("--sheet", self.sheet)
+        if self.sheet is not None and self.sheet.suffix.lower() not in (".jpg", ".jpeg", ".png"):
+            raise ValueError(f"--sheet draws .jpg or .png, got {self.sheet}")
+        self._check_format()
+
+    def _check_format(self) -> None:
+        if self.out is None:
+            return
+        if is_image(self.out):  # a forgotten name would cost the image after --out
+            raise ValueError(f"--out {self.out} is named like an image; the answer is text: .csv, .json or .txt")
+        if self.format is None and self.out.suffix.lower() not in _SUFFIXES and not self.out.exists():
+            raise ValueError(f"--out writes .csv, .json or .txt, not {self.out.suffix}; --format chooses for another name")
 
     @property
-    def written_as(self) -> Literal["table", "csv", "json"]:
-        suffix = "" if self.out is None else self.out.suffix.lower()
-        return self.format or ("csv" if suffix == ".csv" else "json" if suffix == ".json" else "table")
-
-
-@dataclass(frozen=True)
-class Guess:
-    """A class and how probable the model finds it, 0 to 1."""
-
-    index: int
-    name: str
-    probability: float
+    def written_as(self) -> str:
+        return self.format or _SUFFIXES.get("" if self.out is None else self.out.suffix.lower(), "table")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A picture and the most probable classes, best first."""
+    """An image and the most probable classes, best first."""
 
-    picture: str
-    guesses: tuple[Guess, ...]
+    image: str
+    classes: tuple[ClassScore, ...]
 
 
-def run(options: Predict) -> None:
+def run(options: ClassifyPredict) -> None:
     options.check()
-    with together(options.device) as world:
-        if world.is_first:  # under torchrun one process answers, once
-            paths = list_pictures(options.pictures)
+    with process_group(options.device, options.threads) as world:
+        if world.is_main:  # under torchrun one process answers, once
+            paths = list_images(options.images)
             classifier = load_classifier(options.checkpoint, options.model, options.size_px)
-            _write(_classify_visibly(options, classifier, paths, world.device), options)
+            classifier.model.to(world.device)
+            predictions = _classify_visibly(options, classifier, paths)
+            _write(predictions, options)
+            if options.sheet is not None:
+                _draw_sheet(predictions[:_SHEET], options.sheet)
 
 
-def classify_pictures(
+def classify_images(
     classifier: Classifier,
     paths: Sequence[Path],
-    device: torch.device,
     on_broken: Callable[[Broken], object],
     top: int = 5,
-    batch: int = 32,
+    batch_size: int = 32,
     precision: str = "fp32",
-    tick: Callable[[int], object] = lambda _count: None,
+    tick: Callable[[float], object] = lambda _count: None,
 ) -> list[Prediction]:
-    """The most probable classes of every picture that can be read, in order.
+    """The most probable classes of every image that can be read, in order.
 
     Args:
-        on_broken: Told of each picture that cannot be read; may raise.
-        tick: Told the number of pictures of each batch, for a progress bar.
+        on_broken: Told of each image that cannot be read; may raise.
+        tick: Told the number of images of each batch, for a progress bar.
     """
-    model, read = classifier.model.to(device), _reader(classifier)
+    read = _reader(classifier)
     predictions: list[Prediction] = []
-    with torch.inference_mode(), autocast(device, precision), quiet_pillow():
-        for examples in read_ahead(paths, read, batch):
+    with suppress_pillow_warnings():
+        for examples in prefetch(paths, read, batch_size):
             good: list[tuple[Path, Tensor]] = []
             for path, image in examples:
                 if isinstance(image, Broken):
@@ -130,62 +133,39 @@ def classify_pictures(
                 else:
                     good.append((path, image))
             if good:
-                read_paths, images = zip(*good, strict=True)
-                logits = model(to_device(torch.stack(images), device)).float().cpu()
-                predictions += _best(read_paths, logits, classifier.classes, top)
+                answers = classifier.predict_tensors(torch.stack([image for _, image in good]), precision)
+                predictions += [_prediction(path, answer, top) for (path, _), answer in zip(good, answers, strict=True)]
             tick(len(examples))
     return predictions
+
+
+def _prediction(path: Path, answer: ClassPrediction, top: int) -> Prediction:
+    return Prediction(str(path), tuple(answer.top(top)))
 
 
 def _reader(classifier: Classifier) -> Callable[[Path], Tensor | Broken]:
     mode, transform = classifier.mode, classifier.transform()
 
     def read(path: Path) -> Tensor | Broken:
-        picture = read_picture(path, mode)
-        return picture if isinstance(picture, Broken) else transform(picture)
+        image = read_image(path, mode)
+        return image if isinstance(image, Broken) else transform(image)
 
     return read
 
 
-def _best(paths: Sequence[Path], logits: Tensor, classes: Sequence[str], top: int) -> list[Prediction]:
-    bad = (~logits.isfinite().all(dim=1)).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(
-            f"the model's answer to {paths[bad[0]]} is not finite; use --precision fp32, and if it is, its weights are damaged"
-        )
-    values, indices = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)  # (B, top)
-    return [
-        Prediction(str(path), tuple(Guess(i, classes[i], _rounded(p)) for i, p in zip(row, chances, strict=True)))
-        for path, row, chances in zip(paths, indices.tolist(), values.tolist(), strict=True)
-    ]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.7g}")  # single precision knows no more digits
-
-
-def _classify_visibly(
-    options: Predict, classifier: Classifier, paths: Sequence[Path], device: torch.device
-) -> list[Prediction]:
+def _classify_visibly(options: ClassifyPredict, classifier: Classifier, paths: Sequence[Path]) -> list[Prediction]:
     console = Console(stderr=True)
-    skipped = Skipped(console, options.on_broken, len(paths))
-    visible = console.is_terminal and len(paths) > options.batch
-    with Progress(console=console, disable=not visible, transient=True) as progress:
-        bar = progress.add_task("classifying", total=len(paths))
-
-        def tick(count: int) -> None:
-            progress.advance(bar, count)
-
-        predictions = classify_pictures(
-            classifier, paths, device, skipped.add, options.top, options.batch, options.precision, tick
-        )
+    skipped = SkippedImages(console, options.on_broken, len(paths))
+    with progress_bar("classifying", len(paths), console, len(paths) > options.batch_size) as advance:
+        how = (options.top, options.batch_size, options.precision, advance)
+        predictions = classify_images(classifier, paths, skipped.add, *how)
     if skipped.broken:
-        counts = f"{len(skipped.broken)} of {counted(len(paths), 'picture')} skipped, {len(predictions)} classified"
-        say(console, counts)
+        counts = f"{len(skipped.broken)} of {counted(len(paths), 'image')} skipped, {len(predictions)} classified"
+        print_line(console, counts)
     return predictions
 
 
-def _write(predictions: Sequence[Prediction], options: Predict) -> None:
+def _write(predictions: Sequence[Prediction], options: ClassifyPredict) -> None:
     if options.out is None:
         console = Console()
         text = _render(predictions, options.written_as, console if console.is_terminal else Console(width=_WIDE))
@@ -197,10 +177,10 @@ def _write(predictions: Sequence[Prediction], options: Predict) -> None:
     content = text.encode("utf-8", "surrogateescape")  # file names byte for byte as the system has them
     write_atomically(options.out, lambda part: part.write_bytes(content))
     # On standard error: the other is for answers, and --out may be /dev/stdout.
-    say(Console(stderr=True), f"{options.out}: {counted(len(predictions), 'picture')}")
+    print_line(Console(stderr=True), f"{options.out}: {counted(len(predictions), 'image')}")
 
 
-def _render(predictions: Sequence[Prediction], written_as: Literal["table", "csv", "json"], console: Console) -> str:
+def _render(predictions: Sequence[Prediction], written_as: str, console: Console) -> str:
     if written_as == "csv":
         return _as_csv(predictions)
     if written_as == "json":
@@ -212,12 +192,12 @@ def _render(predictions: Sequence[Prediction], written_as: Literal["table", "csv
 
 def _as_table(predictions: Sequence[Prediction]) -> Table:
     """A line for each class, the best in bold: names of any length stay readable in a narrow terminal."""
-    table = Table("picture", "class", "%")
+    table = Table("image", "class", "%")
     table.columns[0].overflow = table.columns[1].overflow = "fold"
     table.columns[2].justify = "right"
     for prediction in predictions:
-        for rank, guess in enumerate(prediction.guesses):
-            cells = (printable(prediction.picture) if rank == 0 else "", guess.name, f"{100 * guess.probability:.2f}")
+        for rank, score in enumerate(prediction.classes):
+            cells = (printable(prediction.image) if rank == 0 else "", score.name, f"{100 * score.probability:.2f}")
             table.add_row(*(Text(cell) for cell in cells), style="bold" if rank == 0 else None)  # Text: [x] is no markup
     return table
 
@@ -225,13 +205,24 @@ def _as_table(predictions: Sequence[Prediction]) -> Table:
 def _as_csv(predictions: Sequence[Prediction]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["picture", "rank", "class_index", "class_name", "probability"])
+    writer.writerow(["image", "rank", "class_index", "class_name", "probability"])
     for prediction in predictions:
-        for rank, guess in enumerate(prediction.guesses, start=1):
-            writer.writerow([prediction.picture, rank, guess.index, guess.name, guess.probability])
+        for rank, score in enumerate(prediction.classes, start=1):
+            writer.writerow([prediction.image, rank, score.index, score.name, score.probability])
     return buffer.getvalue()
 
 
 def _as_json(predictions: Sequence[Prediction]) -> str:
-    rows = [dict(picture=p.picture, predictions=[vars(guess) for guess in p.guesses]) for p in predictions]
-    return json.dumps(rows, indent=2) + "\n"
+    rows = [dict(image=p.image, predictions=[vars(score) for score in p.classes]) for p in predictions]
+    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+
+
+def _draw_sheet(predictions: Sequence[Prediction], path: Path) -> None:
+    tiles = []
+    for prediction in predictions:
+        image = read_image(Path(prediction.image), "RGB")
+        if isinstance(image, Image.Image):
+            lines = [f"{score.name} {100 * score.probability:.0f} %" for score in prediction.classes[:2]]
+            tiles.append(with_caption(image, [Path(prediction.image).name, *lines]))
+    draw_page(tiles, path, columns=min(6, max(1, len(tiles))), width_px=240)
+    print_line(Console(stderr=True), f"{path}: contact sheet of {counted(len(tiles), 'image')}")

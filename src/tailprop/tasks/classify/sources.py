@@ -1,12 +1,12 @@
-"""Where pictures with a class come from: folders, parquet snapshots, timm's dataset names, scikit-learn's digits.
+"""Where images with a class come from: folders, parquet snapshots, timm's dataset names, scikit-learn's digits.
 
-A source knows its classes and labels without reading a picture, and reads one picture at a time.
+A source knows its classes and labels without reading an image, and reads one image at a time.
 """
 
 import hashlib
 import io
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,9 +15,9 @@ import numpy as np
 from PIL import Image
 
 from tailprop.data.formats.parquet import Parquet
-from tailprop.data.images import is_picture
-from tailprop.data.splits import SPLITS, existing_folder, numbered_classes
-from tailprop.runtime.distributed import say_once
+from tailprop.data.images import is_image
+from tailprop.data.splits import SPLITS, Contents, existing_folder, hash_parts, numbered_classes, split_folder
+from tailprop.runtime.distributed import print_main
 from tailprop.utils.text import counted, printable
 
 __all__ = [
@@ -30,12 +30,11 @@ __all__ = [
     "check_labels",
     "check_same_classes",
     "split_hash",
-    "tell_apart",
 ]
 
 
 class Source(Protocol):
-    """Pictures with labels. `labels[i]` is an index into `classes`."""
+    """Images with labels. `labels[i]` is an index into `classes`."""
 
     classes: tuple[str, ...]
     labels: np.ndarray
@@ -43,6 +42,8 @@ class Source(Protocol):
     def read(self, index: int) -> Image.Image: ...  # may raise OSError for a broken file
 
     def name(self, index: int) -> str: ...
+
+    def contents(self) -> Contents | None: ...  # the encoded images; none if they cannot be had at little cost
 
 
 class Folder:
@@ -59,29 +60,32 @@ class Folder:
         try:
             names = [name for name in find_classes(str(given["train"] or where or root))[0] if not name.startswith(".")]
             index = {name: place for place, name in enumerate(names)}
-            pictures = make_dataset(str(where or root), index, is_valid_file=_is_visible_picture, allow_empty=True)
+            images = make_dataset(str(where or root), index, is_valid_file=_is_visible_image, allow_empty=True)
         except FileNotFoundError as error:
-            raise ValueError(f"{root}: {error}; expected one folder of pictures for each class") from None
+            raise ValueError(f"{root}: {error}; expected one folder of images for each class") from None
         _refuse_unknown_classes(where or root, names)
         if split == "train":
             _tell_of_strays(where or root)
         self.share = held_out if where is None else None  # held out of one tree; none = there is a split
         if where is None:  # one tree: hold out a share, chosen by each file's own name so that new files move no old ones
-            chosen = _hold_out(pictures, root, held_out)
-            pictures = [p for p in pictures if (p[0] in chosen) == (split != "train")]
-        if not pictures:
+            chosen = _hold_out(images, root, held_out)
+            images = [p for p in images if (p[0] in chosen) == (split != "train")]
+        if not images:
             hint = "; give more of them, a larger --data.held-out, or folders train and val" if where is None else ""
-            raise ValueError(f"no pictures for {split} under {where or root}{hint}")
-        _warn_of_empty_classes(names, {label for _, label in pictures}, split, where or root)
+            raise ValueError(f"no images for {split} under {where or root}{hint}")
+        _warn_of_empty_classes(names, {label for _, label in images}, split, where or root)
         self.classes = tuple(names)
-        self.paths = [Path(path) for path, _ in pictures]
-        self.labels = np.array([label for _, label in pictures])
+        self.paths = [Path(path) for path, _ in images]
+        self.labels = np.array([label for _, label in images])
 
     def read(self, index: int) -> Image.Image:
         return Image.open(self.paths[index])
 
     def name(self, index: int) -> str:
         return str(self.paths[index].relative_to(self.root))
+
+    def contents(self) -> Contents | None:
+        return Contents.of_files(self.paths)
 
 
 class TimmDataset:
@@ -104,7 +108,7 @@ class TimmDataset:
     def read(self, index: int) -> Image.Image:
         if not hasattr(self.data, "reader"):
             return self.data[index][0]
-        with self.data.reader[index][0] as file:  # timm itself would put the next picture in the place of a broken one
+        with self.data.reader[index][0] as file:  # timm itself would put the next image in the place of a broken one
             return Image.open(io.BytesIO(file.read()))
 
     def name(self, index: int) -> str:
@@ -112,7 +116,10 @@ class TimmDataset:
             file = self.data.filename(index)
         else:
             file = self.data.samples[index][0] if hasattr(self.data, "samples") else None
-        return file or f"picture {index}"
+        return file or f"image {index}"
+
+    def contents(self) -> Contents | None:
+        return None
 
 
 class Digits:
@@ -135,26 +142,18 @@ class Digits:
     def name(self, index: int) -> str:
         return f"digit {self.rows[index]}"
 
+    def contents(self) -> Contents | None:
+        return None
+
 
 def split_hash(source: Source) -> str:
-    """A fingerprint of which pictures a split holds, in which order, with which labels."""
-    digest = hashlib.sha256(os.fsencode("\n".join(source.classes)))
-    digest.update(np.ascontiguousarray(source.labels, dtype=np.int64).tobytes())
+    """A fingerprint of which images a split holds, in which order, with which labels."""
+    parts: list[str | bytes] = ["\n".join(source.classes), np.ascontiguousarray(source.labels, dtype=np.int64).tobytes()]
     if isinstance(source, Folder):
-        digest.update(os.fsencode("\n".join(source.name(i) for i in range(len(source.labels)))))
+        parts.append("\n".join(source.name(i) for i in range(len(source.labels))))
     elif isinstance(source, Parquet):
-        digest.update("\n".join(f"{shard.name} {shard.stat().st_size}" for shard in source.shards).encode())
-    return digest.hexdigest()[:16]
-
-
-def tell_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of classes, each once: ImageNet's two cranes are crane and crane2, as in Hugging Face's snapshots."""
-    seen: Counter[str] = Counter()
-    apart = []
-    for name in names:
-        seen[name] += 1
-        apart.append(name if seen[name] == 1 else f"{name}{seen[name]}")
-    return tuple(apart)
+        parts.append("\n".join(f"{shard.name} {shard.stat().st_size}" for shard in source.shards))
+    return hash_parts(parts)
 
 
 def check_labels(source: Source, num_classes: int, what: str, advice: str = "") -> None:
@@ -163,7 +162,7 @@ def check_labels(source: Source, num_classes: int, what: str, advice: str = "") 
     if len(wrong) > 0:
         raise ValueError(
             f"label {source.labels[wrong[0]]} of {source.name(int(wrong[0]))} ({what}) is outside the {num_classes} classes "
-            f"0 to {num_classes - 1}, and so are {len(wrong) - 1} more; mend the labels{advice}"
+            f"0 to {num_classes - 1}, and so are {len(wrong) - 1} more; fix the labels{advice}"
         )
 
 
@@ -181,39 +180,36 @@ def check_same_classes(train: Source, validation: Source) -> None:
 
 
 def _split_folders(root: Path) -> dict[str, Path | None]:
-    """The folders of the splits: those that hold folders themselves. One that holds pictures is a class of that name."""
-    return {
-        split: next((root / name for name in names if (root / name).is_dir() and _holds_folders(root / name)), None)
-        for split, names in SPLITS.items()
-    }
+    """The folders of the splits: those that hold folders themselves. One that holds images is a class of that name."""
+    return {split: split_folder(root, split, _holds_folders) for split in SPLITS}
 
 
 def _holds_folders(folder: Path) -> bool:
     inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    folders, pictures = [p for p in inside if p.is_dir()], [p for p in inside if _is_visible_picture(str(p))]
-    if folders and pictures:
+    folders, images = [p for p in inside if p.is_dir()], [p for p in inside if _is_visible_image(str(p))]
+    if folders and images:
         raise ValueError(
-            f"{folder} holds pictures ({pictures[0].name}) beside folders ({folders[0].name}): a split has a folder for each "
-            "class, a class has pictures; move one or the other"
+            f"{folder} holds images ({images[0].name}) beside folders ({folders[0].name}): a split has a folder for each "
+            "class, a class has images; move one or the other"
         )
     return bool(folders)
 
 
-def _is_visible_picture(path: str) -> bool:
-    return is_picture(Path(path)) and not Path(path).name.startswith(".")  # macOS leaves ._1.jpg beside 1.jpg
+def _is_visible_image(path: str) -> bool:
+    return is_image(Path(path)) and not Path(path).name.startswith(".")  # macOS leaves ._1.jpg beside 1.jpg
 
 
 def _warn_of_empty_classes(names: Sequence[str], present: set[int], split: str, where: Path) -> None:
     empty = [name for place, name in enumerate(names) if place not in present]
     if empty:
-        say_once(f"{where}: no picture for {split} of {', '.join(map(printable, empty[:5]))}")
+        print_main(f"{where}: no image for {split} of {', '.join(map(printable, empty[:5]))}")
 
 
 def _tell_of_strays(where: Path) -> None:
-    strays = sorted(path.name for path in where.iterdir() if path.is_file() and _is_visible_picture(str(path)))
+    strays = sorted(path.name for path in where.iterdir() if path.is_file() and _is_visible_image(str(path)))
     if strays:
-        say_once(
-            f"{where}: {counted(len(strays), 'picture')} beside the folders of the classes left out ({printable(strays[0])})"
+        print_main(
+            f"{where}: {counted(len(strays), 'image')} beside the folders of the classes left out ({printable(strays[0])})"
         )
 
 
@@ -223,11 +219,11 @@ def _refuse_unknown_classes(where: Path, names: Sequence[str]) -> None:
         raise ValueError(f"{where} has classes that training does not know: {', '.join(extra[:5])}")
 
 
-def _hold_out(pictures: Sequence[tuple[str, int]], root: Path, share: float) -> set[str]:
+def _hold_out(images: Sequence[tuple[str, int]], root: Path, share: float) -> set[str]:
     """The files held out, chosen by each one's own name; of every class at least one, and never all of it."""
     chosen: set[str] = set()
     lots: dict[int, list[tuple[float, str]]] = defaultdict(list)
-    for path, label in pictures:
+    for path, label in images:
         lots[label].append((_lot(path, root), path))
     for drawn in map(sorted, lots.values()):
         count = sum(lot < share for lot, _ in drawn)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: rounds in turn, tables with their origin, the cost of one picture over several backbones."""
+"""What the benchmarks share: rounds in turn, tables with their origin, the cost of one image over several backbones."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ from tailprop.runtime.allocator import keep_freed_memory
 from tailprop.tasks.common.models import check_model
 from tailprop.utils.files import write_atomically
 
-__all__ = ["PictureCost", "check_bench", "print_costs", "print_table", "time_in_turn", "use_cpu", "write_costs", "write_rows"]
+__all__ = ["ImageCost", "check_bench", "print_costs", "print_table", "time_in_turn", "use_cpu", "write_costs", "write_rows"]
 
 
 def check_bench(models: Sequence[str], device: str) -> None:
@@ -71,8 +71,8 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], where: Mapping[str
 
 
 @dataclass(frozen=True)
-class PictureCost:
-    """What one picture costs a network over a backbone."""
+class ImageCost:
+    """What one image costs a network over a backbone."""
 
     model: str
     parameters: int
@@ -83,12 +83,12 @@ class PictureCost:
 
     @property
     def rates(self) -> tuple[float | None, float | None]:
-        """Pictures per second in the best round and in the median one."""
+        """Images per second in the best round and in the median one."""
         if not self.seconds:
             return None, None
         return 1 / min(self.seconds), 1 / statistics.median(self.seconds)
 
-    def row(self, first: "PictureCost") -> dict[str, str]:
+    def row(self, first: "ImageCost") -> dict[str, str]:
         """Its numbers as text, beside those of the first backbone."""
         (best, median), first_best = self.rates, first.rates[0]
         return {
@@ -108,7 +108,7 @@ def _text(number: float | None, style: str) -> str:
     return "" if number is None else format(number, style)
 
 
-def print_costs(costs: Sequence[PictureCost], where: Mapping[str, str]) -> None:
+def print_costs(costs: Sequence[ImageCost], where: Mapping[str, str]) -> None:
     shown = ("paper_gmacs", "img_per_s_best", "img_per_s_median", "first_over_this", "memory_gb")
     table = Table("backbone", "GMACs", "paper's", "img/s", "median", "first / this", "GB")  # the file has more
     table.columns[0].overflow = "fold"
@@ -118,5 +118,5 @@ def print_costs(costs: Sequence[PictureCost], where: Mapping[str, str]) -> None:
     print_table(table, where)
 
 
-def write_costs(path: Path, costs: Sequence[PictureCost], where: Mapping[str, str]) -> None:
+def write_costs(path: Path, costs: Sequence[ImageCost], where: Mapping[str, str]) -> None:
     write_rows(path, [cost.row(costs[0]) for cost in costs], where)

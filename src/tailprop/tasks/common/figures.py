@@ -1,4 +1,4 @@
-"""Pictures of a run: learning curves, confusion, restored pictures."""
+"""Images of a run: learning curves, confusion, restored images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ def draw_learning(
     history: Sequence[dict[str, float]], path: Path, metrics: dict[str, str], measured_on: str = "validation"
 ) -> None:
     """Training loss and metrics by epoch; `metrics` names what is drawn, and in which words."""
-    figure = _figure(7, 4)
+    figure = new_figure(7, 4)
     left = figure.subplots()
     right = left.twinx()
     right.plot([r["epoch"] for r in history], [r["loss"] for r in history], color="tab:orange", label="training loss")
@@ -35,8 +35,8 @@ def draw_learning(
 
 
 def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, across: str, up: str) -> None:
-    """Several runs in one picture: name: (across, up)."""
-    figure = _figure(7, 4)
+    """Several runs in one image: name: (across, up)."""
+    figure = new_figure(7, 4)
     axes = figure.subplots()
     for name, (x, y) in curves.items():
         axes.plot(x, y, marker=".", label=name)
@@ -46,7 +46,7 @@ def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, 
     figure.savefig(path, dpi=120)
 
 
-def _figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,16 +1,56 @@
-"""Models of timm by name."""
+"""Models of timm by name: checked, created, started from a checkpoint, loaded for use."""
 
-import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
-__all__ = ["check_model"]
+import timm
+import torch
+from torch import Tensor, nn
+
+import tailprop.backbone.model  # noqa: F401 - registers ours
+from tailprop.engine.checkpoint import read_state_dict
+from tailprop.engine.config import ModelConfig
+from tailprop.utils.errors import missing_memory
+from tailprop.utils.text import did_you_mean
+
+__all__ = ["check_finite", "check_model", "create", "load_weights", "model_arguments"]
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def check_model(name: str) -> None:
-    import timm
-
-    import tailprop.backbone.model  # noqa: F401 - registers ours
-
     if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "`tailprop models` lists ours"
+        hint = did_you_mean(name, timm.list_models(), otherwise="`tailprop models` lists ours")
         raise ValueError(f"timm has no model {name!r}; {hint}")
+
+
+def model_arguments(config: ModelConfig) -> dict[str, Any]:
+    """What a model is created with beside its name and number of channels."""
+    given = {} if config.drop_path is None else {"drop_path_rate": config.drop_path}
+    return {**config.args, **given}
+
+
+def create(what: str, make: Callable[[], M]) -> M:
+    """A network; arguments that it does not take are refused in one line."""
+    try:
+        return make()
+    except (TypeError, RuntimeError, AssertionError, AttributeError) as error:  # an unknown argument, a tag without weights
+        if missing_memory(error):
+            raise
+        raise ValueError(f"cannot create {what}: {str(error).splitlines()[0]}") from None
+
+
+def load_weights(model: M, weights: Path, name: str, state: dict[str, Tensor] | None = None) -> M:
+    """A model in evaluation mode with the weights of a file, all of them."""
+    try:
+        model.load_state_dict(read_state_dict(weights) if state is None else state)
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not fit {name}: {str(error).splitlines()[1].strip()}") from None
+    return model.to(memory_format=torch.channels_last).eval()  # as in training: another layout rounds differently
+
+
+def check_finite(output: Tensor, what: str = "the model's output") -> None:
+    """Refuse an output that is NaN or infinite: comparisons would drop it without a word."""
+    if not output.is_meta and not bool(torch.isfinite(output).all()):
+        raise ValueError(f"{what} is not finite; use --precision fp32, and if it is, the weights are corrupt")

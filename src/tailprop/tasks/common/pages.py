@@ -1,26 +1,52 @@
-"""Several images on one page."""
+"""Several images on one page, and captions below them."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["draw_page"]
+from tailprop.utils.files import write_atomically
 
-GAP_PX = 8  # between the pictures of a page
+__all__ = ["draw_page", "load_font", "with_caption"]
+
+GAP_PX = 8  # between the images of a page
+_CAPTION = 14  # size of its letters
 
 
-def draw_page(pictures: Sequence[Image.Image], path: Path, columns: int = 4, width_px: int = 320) -> None:
-    """Pictures in rows, each as wide as its column, or twice as high as that if it would be higher."""
-    scales = [min(width_px / p.width, 2 * width_px / p.height) for p in pictures]
-    sizes = [(max(1, round(p.width * s)), max(1, round(p.height * s))) for p, s in zip(pictures, scales, strict=True)]
-    scaled = [p.resize(size) for p, size in zip(pictures, sizes, strict=True)]
+@lru_cache
+def load_font(size: int) -> ImageFont.FreeTypeFont:
+    """Matplotlib's, which has Greek, Cyrillic, Arabic and much else; Pillow's own has little beyond Latin."""
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
+
+
+def with_caption(image: Image.Image, lines: Sequence[str], width_px: int = 240) -> Image.Image:
+    """An image at a width, with lines of text below it; a line that is too long is cut."""
+    font, height = load_font(_CAPTION), max(1, min(2 * width_px, round(image.height * width_px / image.width)))
+    page = Image.new("RGB", (width_px, height + (_CAPTION + 5) * len(lines)), "white")
+    page.paste(image.convert("RGB").resize((width_px, height)), (0, 0))
+    pen = ImageDraw.Draw(page)
+    for number, line in enumerate(lines):
+        while line and font.getlength(line) > width_px:
+            line = line[:-2] + "\u2026" if len(line) > 2 else ""
+        pen.text((0, height + 2 + (_CAPTION + 5) * number), line, fill="black", font=font)
+    return page
+
+
+def draw_page(images: Sequence[Image.Image], path: Path, columns: int = 4, width_px: int = 320) -> None:
+    """Images in rows, each as wide as its column, or twice as high as that if it would be higher."""
+    scales = [min(width_px / p.width, 2 * width_px / p.height) for p in images]
+    sizes = [(max(1, round(p.width * s)), max(1, round(p.height * s))) for p, s in zip(images, scales, strict=True)]
+    scaled = [p.resize(size) for p, size in zip(images, sizes, strict=True)]
     rows = [scaled[i : i + columns] for i in range(0, len(scaled), columns)]
     heights = [max(p.height for p in row) for row in rows]
     page = Image.new("RGB", (columns * (width_px + GAP_PX) - GAP_PX, sum(heights) + GAP_PX * (len(rows) - 1)), "white")
     top = 0
     for row, height in zip(rows, heights, strict=True):
-        for column, picture in enumerate(row):
-            page.paste(picture, (column * (width_px + GAP_PX), top))
+        for column, image in enumerate(row):
+            page.paste(image, (column * (width_px + GAP_PX), top))
         top += height + GAP_PX
-    page.save(path, quality=88)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda part: page.save(part, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=88))

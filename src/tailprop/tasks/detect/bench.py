@@ -1,6 +1,6 @@
-"""`tailprop bench detect`: multiply-adds, pictures per second and memory of Mask R-CNN over several backbones.
+"""`tailprop bench detect`: multiply-adds, images per second and memory of Mask R-CNN over several backbones.
 
-Weights are random, so every picture is given its full hundred detections (score 0): a trained detector has less to do. Rounds
+Weights are random, so every image is given its full hundred detections (score 0): a trained detector has less to do. Rounds
 are interleaved and the best of each counts, as in `tailprop bench`; memory is the most a process of its own has used.
 """
 
@@ -19,7 +19,7 @@ from tailprop.backbone.cost import count_parameters
 from tailprop.engine.config import ModelConfig
 from tailprop.runtime.memory import peak_bytes
 from tailprop.runtime.provenance import provenance
-from tailprop.tasks.common.bench import PictureCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
+from tailprop.tasks.common.bench import ImageCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
 from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.utils.validation import check_at_least
 
@@ -39,20 +39,20 @@ PAPER_GMACS: Final = {
     SWIN: 267,
 }
 PAPER_RATES = {"tailprop_tiny": 31.1, "tailprop_small": 24.7, "tailprop_base": 19.3, "convnext_tiny": 29.3}
-PAPER_RATES |= {SWIN: 26.3, "vheat_tiny": 32.7, "vheat_small": 25.9, "vheat_base": 20.2}  # pictures per second on an A100
+PAPER_RATES |= {SWIN: 26.3, "vheat_tiny": 32.7, "vheat_small": 25.9, "vheat_base": 20.2}  # images per second on an A100
 PAPER_RATES |= {"waveformer_tiny": 32.1, "waveformer_small": 26.2, "waveformer_base": 20.4}
 
 
 @dataclass(frozen=True)
 class BenchDetect:
-    """Cost of Mask R-CNN for one picture, measured in turn."""
+    """Cost of Mask R-CNN for one image, measured in turn."""
 
     models: tuple[str, ...] = ("tailprop_tiny", "convnext_tiny", SWIN, "vheat_tiny")
     """timm names of backbones; the first is the one the others are compared with."""
     height: int = 800
-    """Height of the picture."""
+    """Height of the image."""
     width: int = 1280
-    """Width of the picture."""
+    """Width of the image."""
     rounds: int = 5
     """Rounds after one to warm up; 0 = count multiply-adds only, at no cost."""
     memory: bool = True
@@ -82,15 +82,15 @@ def run(options: BenchDetect) -> None:
     print_costs(costs, where)
     at_papers_size = (options.height, options.width) == PAPER_SIZE
     if at_papers_size and (rates := [f"{name} {PAPER_RATES[name]}" for name in options.models if name in PAPER_RATES]):
-        print(f"the paper's pictures per second, on an A100: {', '.join(rates)}")
+        print(f"the paper's images per second, on an A100: {', '.join(rates)}")
     if options.out is not None:
         write_costs(options.out, costs, where)
 
 
-def measure(options: BenchDetect) -> list[PictureCost]:
+def measure(options: BenchDetect) -> list[ImageCost]:
     seconds = _time_all(options) if options.rounds > 0 else {}
     return [
-        PictureCost(
+        ImageCost(
             name,
             *_count(name, options),
             papers_gmacs(name, options),
@@ -102,12 +102,12 @@ def measure(options: BenchDetect) -> list[PictureCost]:
 
 
 def papers_gmacs(name: str, options: BenchDetect) -> float | None:
-    """The paper's number, where it is for a picture of this size."""
+    """The paper's number, where it is for an image of this size."""
     return PAPER_GMACS.get(name) if (options.height, options.width) == PAPER_SIZE else None
 
 
 def build(name: str, options: BenchDetect) -> Detector:
-    """Random weights; the picture is taken at its own size."""
+    """Random weights; the image is taken at its own size."""
     short, long = sorted((options.height, options.width))
     detector, _ = create_detector(ModelConfig(name=name), options.classes, short, long, options.detector)
     return detector.eval()
@@ -119,27 +119,27 @@ def _count(name: str, options: BenchDetect) -> tuple[int, int]:
     return count_parameters(detector), detector_macs(detector, options.height, options.width)
 
 
-def _picture(options: BenchDetect) -> Tensor:
+def _image(options: BenchDetect) -> Tensor:
     return torch.rand(3, options.height, options.width, generator=torch.Generator().manual_seed(0)).to(options.device)
 
 
 def _time_all(options: BenchDetect) -> dict[str, list[float]]:
     torch.manual_seed(0)
-    picture = _picture(options)
-    steps = {name: _step(build(name, options).to(options.device), picture) for name in options.models}
+    image = _image(options)
+    steps = {name: _step(build(name, options).to(options.device), image) for name in options.models}
     return time_in_turn(steps, options.rounds, options.device, "detecting")
 
 
-def _step(model: Detector, picture: Tensor) -> Callable[[], object]:
+def _step(model: Detector, image: Tensor) -> Callable[[], object]:
     def step() -> None:
         with torch.inference_mode():
-            model([picture])
+            model([image])
 
     return step
 
 
 def _memory(name: str, options: BenchDetect) -> float:
-    """The most memory a fresh process uses for one picture, in GB; a GPU's own on CUDA."""
+    """The most memory a fresh process uses for one image, in GB; a GPU's own on CUDA."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(_use_memory, name, options).result()
@@ -151,5 +151,5 @@ def _use_memory(name: str, options: BenchDetect) -> float:
     use_cpu(options.threads)
     model = build(name, options).to(options.device)
     with torch.inference_mode():
-        model([_picture(options)])
+        model([_image(options)])
     return (torch.cuda.max_memory_allocated() if options.device == "cuda" else peak_bytes()) / 1e9

@@ -1,81 +1,58 @@
-"""Pictures with boxes and masks: settings, augmentation, batches, and an order that keeps wide and tall pictures apart.
+"""Images with boxes and masks: settings, augmentation, batches, and a sampler that keeps wide and tall images apart.
 
-Shapes: N objects of a picture, H height, W width. Boxes are x1, y1, x2, y2 in pixels.
+Shapes: N objects of an image, H height, W width. Boxes are x1, y1, x2, y2 in pixels.
 """
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tailprop.data.broken import Broken
 from tailprop.data.formats.coco import CocoImage, CocoSet, decode_masks, read_annotated, read_coco
-from tailprop.data.images import reason_of
-from tailprop.data.loader import Examples
-from tailprop.data.samplers import Key, TrainOrder
-from tailprop.data.shapes.render import SceneConfig
-from tailprop.runtime.distributed import World, any_true
-from tailprop.runtime.rng import mix, seeded
+from tailprop.data.images import describe_error
+from tailprop.data.loader import KeyedDataset, split_broken
+from tailprop.data.resize import fit_within
+from tailprop.data.samplers import SampleKey, TrainSampler
+from tailprop.data.shapes.write import ensure_coco
+from tailprop.runtime.distributed import World
+from tailprop.runtime.rng import mix_seeds, seeded
+from tailprop.tasks.common.predictor import to_tensor
+from tailprop.tasks.common.scenes import SceneDataConfig, ensure_scenes
 from tailprop.utils.validation import check_at_least, check_between
 
-__all__ = ["Augment", "DetectBatch", "DetectDataConfig", "GroupedOrder", "Objects", "collate", "open_coco"]
+__all__ = ["AspectRatioSampler", "Augment", "DetectBatch", "DetectDataConfig", "DetectionDataset", "collate", "open_coco"]
 
 Target = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class DetectDataConfig:
-    """Pictures with boxes and masks, in COCO's format."""
+class DetectDataConfig(SceneDataConfig):
+    """Images with boxes and masks, in COCO's format."""
 
     source: Literal["coco", "scenes"] = "coco"
     """coco: your folder; scenes: shapes, generated into the folder if it is not there."""
-    root: Path | None = None
-    """Folder that everything below is in."""
     train_images: str = "train2017"
-    """Folder of the training pictures."""
+    """Folder of the training images."""
     train_json: str = "annotations/instances_train2017.json"
     """Their annotations."""
     val_images: str = "val2017"
-    """Folder of the validation pictures."""
+    """Folder of the validation images."""
     val_json: str = "annotations/instances_val2017.json"
     """Their annotations."""
-    scenes: SceneConfig = field(default_factory=SceneConfig)
-    """How generated scenes look."""
-    scene_counts: tuple[int, int] = (2000, 200)
-    """Generated scenes for training and for validation."""
-    limit: int | None = None
-    """Use only so many training pictures, the first ones; none = all."""
     validate_on_train: bool = False
-    """Evaluate on the training pictures, to see whether a model can learn them by heart."""
+    """Evaluate on the training images, to see whether a model can learn them by heart."""
     short_px: int = 800
-    """Shorter side of the pictures in evaluation."""
+    """Shorter side of the images in evaluation."""
     long_px: int = 1333
     """Longer side at most, in training and evaluation."""
-    on_broken: Literal["skip", "stop"] = "stop"
-    """A picture that is missing or cannot be read, an annotation that is damaged: skip and count it, or stop."""
     keep_empty: bool = False
-    """Train on pictures without objects too; otherwise they are left out and counted."""
-    workers: int = 2
-    """Loader processes for each training process."""
-
-    def check(self) -> None:
-        check_at_least("data.short_px", self.short_px, 32)
-        check_at_least("data.long_px", self.long_px, self.short_px)
-        check_at_least("data.workers", self.workers, 0)
-        for count in self.scene_counts:
-            check_at_least("data.scene_counts", count, 1)
-        if self.limit is not None:
-            check_at_least("data.limit", self.limit, 1)
-        self.scenes.check()
-        if self.root is None:
-            raise ValueError("--data.root is missing, the folder with the pictures and annotations")
+    """Train on images without objects too; otherwise they are left out and counted."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +62,7 @@ class DetectAugmentConfig:
     short_px: tuple[int, ...] = (800,)
     """Shorter side, one of these at random."""
     crop_chance: float = 0.0
-    """Chance that a picture is first resized to one of crop_short_px and cut, as in DETR."""
+    """Chance that an image is first resized to one of crop_short_px and cut, as in DETR."""
     crop_short_px: tuple[int, ...] = (400, 500, 600)
     """Shorter side before the cut."""
     crop_px: tuple[int, int] = (384, 600)
@@ -103,7 +80,7 @@ class DetectAugmentConfig:
 
 
 class Augment:
-    """Resize, perhaps cut, perhaps mirror a picture with its boxes and masks. Draws from Python's generator."""
+    """Resize, perhaps cut, perhaps mirror an image with its boxes and masks. Draws from Python's generator."""
 
     def __init__(self, config: DetectAugmentConfig, long_px: int) -> None:
         self.config, self.long_px = config, long_px
@@ -126,15 +103,6 @@ class Augment:
         return cut(image, target, top, left, height, width)
 
 
-def fit_within(h: int, w: int, short_px: int, long_px: int) -> tuple[int, int]:
-    """Height and width with the shorter side at short_px, or the longer at long_px if that is smaller; no side is 0.
-
-    Rounded down, in whole numbers: torchvision's FP32 makes 799 or 1332 of every second picture.
-    """
-    by, over = (short_px, min(h, w)) if short_px * max(h, w) <= long_px * min(h, w) else (long_px, max(h, w))
-    return max(1, h * by // over), max(1, w * by // over)
-
-
 def resize(image: Tensor, target: Target, short_px: int, long_px: int) -> tuple[Tensor, Target]:
     """As the detector resizes in evaluation: bilinear, without smoothing."""
     h, w = image.shape[-2:]
@@ -143,14 +111,14 @@ def resize(image: Tensor, target: Target, short_px: int, long_px: int) -> tuple[
         return image, target
     image = F.interpolate(image[None].float(), size, mode="bilinear", align_corners=False)[0]
     masks = target["masks"].new_zeros(len(target["masks"]), *size)
-    if len(masks) > 0:  # a picture without objects has nothing to resize, and torch refuses it
+    if len(masks) > 0:  # an image without objects has nothing to resize, and torch refuses it
         masks = F.interpolate(target["masks"][:, None], size, mode="nearest-exact")[:, 0]
     boxes = target["boxes"] * torch.tensor([size[1] / w, size[0] / h]).repeat(2)
     return image.round().to(torch.uint8), target | dict(boxes=boxes, masks=masks)
 
 
 def cut(image: Tensor, target: Target, top: int, left: int, height: int, width: int) -> tuple[Tensor, Target]:
-    """A part of the picture, with the objects that are still to be seen in it."""
+    """A part of the image, with the objects that are still to be seen in it."""
     corner, size = torch.tensor([left, top]).repeat(2), torch.tensor([width, height]).repeat(2)
     boxes = torch.minimum((target["boxes"] - corner).clamp_min(0), size)
     masks = target["masks"][:, top : top + height, left : left + width]
@@ -167,7 +135,7 @@ def mirror(image: Tensor, target: Target) -> tuple[Tensor, Target]:
 
 @dataclass
 class DetectBatch:
-    """Pictures of any sizes with their objects, and what could not be read."""
+    """Images of any sizes with their objects, and what could not be read."""
 
     images: list[Tensor]  # (3, H, W), bytes
     targets: list[Target]  # boxes (N, 4), labels (N,), masks (N, H, W)
@@ -178,37 +146,29 @@ class DetectBatch:
         return len(self.images)
 
 
-Example = tuple[Tensor, Target, int]  # picture, objects, id
+Example = tuple[Tensor, Target, int]  # image, objects, id
 
 
-class Objects(Examples):
-    """Pictures of a set with their objects. A broken one comes as `Broken`, in training with the next good one in its place."""
+class DetectionDataset(KeyedDataset):
+    """Images of a set with their objects. A broken one comes as `Broken`, in training with another in its place."""
 
     def __init__(self, images: Sequence[CocoImage], category_ids: Sequence[int], augment: Augment | None = None) -> None:
-        self.images, self.augment = images, augment
+        self.images, self.augment, self.replace_broken = images, augment, augment is not None
         self.labels = {category: label for label, category in enumerate(category_ids, start=1)}
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, key: Key) -> list[Example | Broken]:
-        found: list[Example | Broken] = []
-        for offset in range(min(len(self), 17)):
-            found.append(self._read((key.index + offset) % len(self), key.seed))
-            if not isinstance(found[-1], Broken) or self.augment is None:
-                break
-        return found
-
-    def _read(self, index: int, seed: int) -> Example | Broken:
+    def read_example(self, index: int, key: SampleKey) -> Example | Broken:
         entry = self.images[index]
         try:
-            image = torch.from_numpy(np.array(read_annotated(entry))).permute(2, 0, 1)  # (3, H, W)
+            image = to_tensor(read_annotated(entry))
             target = self._target(entry) if self.augment is not None else {}
-        except Exception as error:  # decoders of pictures and masks trip over damage in many ways
-            return Broken(str(entry.path), reason_of(error))
+        except Exception as error:  # decoders of images and masks trip over corrupt files in many ways
+            return Broken(str(entry.path), describe_error(error))
         if self.augment is None:
             return image, target, entry.id
-        with seeded(seed):
+        with seeded(key.seed):
             image, target = self.augment(image, target)
         return image.contiguous(), target, entry.id
 
@@ -223,16 +183,14 @@ class Objects(Examples):
 
 
 def collate(examples: Sequence[list[Example | Broken]]) -> DetectBatch:
-    found = [item for example in examples for item in example]
-    good = [item for item in found if not isinstance(item, Broken)]
-    broken = [item for item in found if isinstance(item, Broken)]
+    good, broken = split_broken(examples)
     return DetectBatch([g[0] for g in good], [g[1] for g in good], [g[2] for g in good], broken)
 
 
-class GroupedOrder(TrainOrder):
-    """A training order whose steps hold wide pictures or tall ones, so that little of a batch is padding.
+class AspectRatioSampler(TrainSampler):
+    """A training order whose steps hold wide images or tall ones, so that little of a batch is padding.
 
-    Each pass deals a permutation into two piles and takes the pictures of a step, those of all processes and of all batches
+    Each pass deals a permutation into two piles and takes the images of a step, those of all processes and of all batches
     that are accumulated, from a pile as soon as it has them; what is left over at the end makes mixed steps. So a pass has as
     many steps as without piles, and is a function of seed and pass alone.
     """
@@ -241,23 +199,23 @@ class GroupedOrder(TrainOrder):
         super().__init__(len(wide), batch, seed, world, **settings)
         self.wide = tuple(wide)
         if self.count < self._whole:
-            raise ValueError(f"a step takes {self._whole} pictures, and there are {self.count}; lower --optim.batch")
+            raise ValueError(f"a step takes {self._whole} images, and there are {self.count}; lower --optim.batch-size")
 
     @property
     def _whole(self) -> int:
-        """Pictures of a step."""
+        """Images of a step."""
         return self.batch * self.world.size * self.accumulate
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         per_pass = self.count // self._whole
         began = self.epoch * (self.steps if self.epoch_steps else per_pass)
         for step in range(self.start, self.steps):
             turn, place = divmod(began + step, per_pass)
-            dealt = _deal(self.wide, self._whole, mix(self.seed, turn))[place]
+            dealt = _deal(self.wide, self._whole, mix_seeds(self.seed, turn))[place]
             for part in range(self.accumulate):
                 first = (part * self.world.size + self.world.rank) * self.batch
                 share = dealt[first : first + self.batch]
-                yield [Key(i, mix(self.seed, turn, i), self.epoch / self.epochs) for i in share]
+                yield [SampleKey(i, mix_seeds(self.seed, turn, i), self.epoch / self.epochs) for i in share]
 
 
 @lru_cache(maxsize=2)
@@ -278,16 +236,6 @@ def open_coco(data: DetectDataConfig, split: Literal["train", "validation"], wor
     """A split, generated first if it is of scenes that are not there."""
     assert data.root is not None  # checked before
     if data.source == "scenes":
-        _generate(data, world)
+        ensure_scenes(data, world, ensure_coco)
     images, annotations = (data.train_images, data.train_json) if split == "train" else (data.val_images, data.val_json)
     return read_coco(data.root / annotations, data.root / images)
-
-
-def _generate(data: DetectDataConfig, world: World | None) -> None:
-    from tailprop.data.shapes.write import ensure_coco
-
-    assert data.root is not None
-    if world is None or world.is_first:
-        ensure_coco(data.root, data.scenes, *data.scene_counts)
-    if world is not None:
-        any_true(False, world.device)  # the others wait until the scenes are there

@@ -1,23 +1,22 @@
-"""Objects drawn on pictures: outlines of boxes, tinted masks, names and scores."""
+"""Objects drawn on images: outlines of boxes, tinted masks, names and scores."""
 
 import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from tailprop.data.formats.coco import CocoImage, decode_masks
+from tailprop.tasks.common.pages import load_font
 
 __all__ = ["Drawn", "draw_objects", "objects_of", "truth_of"]
 
-ENLARGED_PX = 4096  # longer side of a picture that was enlarged
+ENLARGED_PX = 4096  # longer side of an image that was enlarged
 JPEG_PX = 65500  # longest side of a JPEG
-TINT = 0.45  # how much of a mask's colour covers the picture
+TINT = 0.45  # how much of a mask's colour covers the image
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,16 @@ def objects_of(entries: Sequence[dict[str, Any]], names: dict[int, str], least_s
 
 
 def truth_of(image: CocoImage, names: dict[int, str]) -> list[Drawn]:
-    """The objects of an annotated picture, the largest below."""
+    """The objects of an annotated image, the largest below."""
     objects = sorted(image.objects, key=lambda a: -a["bbox"][2] * a["bbox"][3])
     masks = decode_masks(objects, image.width, image.height)
     return [Drawn(a["bbox"], names[a["category_id"]], a["category_id"], m) for a, m in zip(objects, masks, strict=True)]
 
 
-def draw_objects(picture: Image.Image, objects: Sequence[Drawn], least_px: int = 384) -> Image.Image:
-    """A copy of an RGB picture with the objects on it; a small one is enlarged, or names would hide what they name."""
-    times = _times(picture.size, least_px)
-    pixels = np.array(picture.convert("RGB")).astype(np.float32)
+def draw_objects(image: Image.Image, objects: Sequence[Drawn], least_px: int = 384) -> Image.Image:
+    """A copy of an RGB image with the objects on it; a small one is enlarged, or names would hide what they name."""
+    times = _times(image.size, least_px)
+    pixels = np.array(image.convert("RGB")).astype(np.float32)
     for item in objects:
         if item.mask is not None:
             inside, colour = item.mask.astype(bool), np.array(_rgb(item.colour), dtype=np.float32)
@@ -62,7 +61,7 @@ def draw_objects(picture: Image.Image, objects: Sequence[Drawn], least_px: int =
     tinted = Image.fromarray(pixels.round().astype(np.uint8))
     drawn = tinted.resize((max(1, round(times * tinted.width)), max(1, round(times * tinted.height))), Image.Resampling.NEAREST)
     pen, line = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 250))
-    font = _font(max(9, round(min(drawn.size) / 40)))
+    font = load_font(max(9, round(min(drawn.size) / 40)))
     for item in objects:
         x, y, w, h = (times * value for value in item.box)
         pen.rectangle((x, y, x + w, y + h), outline=_rgb(item.colour), width=line)
@@ -71,28 +70,20 @@ def draw_objects(picture: Image.Image, objects: Sequence[Drawn], least_px: int =
 
 
 def _edge(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The pixels of a mask with one beside them that is not of it; outside the picture everything is."""
+    """The pixels of a mask with one beside them that is not of it; outside the image everything is."""
     wide = np.pad(mask, 1, mode="edge")
     return mask & ~(wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:])
 
 
 def _times(size: tuple[int, int], least_px: int) -> float:
-    """How much larger a picture is drawn: a whole number, bounded by the long side, or less than 1 where JPEG ends."""
+    """How much larger an image is drawn: a whole number, bounded by the long side, or less than 1 where JPEG ends."""
     if max(size) > JPEG_PX:
         return JPEG_PX / max(size)
     return max(1, min(round(least_px / min(size)), ENLARGED_PX // max(size)))
 
 
-@lru_cache
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    """Matplotlib's, which has Greek, Cyrillic, Arabic and much else; Pillow's own has little beyond Latin."""
-    import matplotlib
-
-    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
-
-
 def _write(pen: ImageDraw.ImageDraw, item: Drawn, corner: tuple[float, float], size: tuple[int, int], font: Any) -> None:
-    """The name above the box, or inside it where the picture ends."""
+    """The name above the box, or inside it where the image ends."""
     right, bottom = pen.textbbox((0, 0), item.text, font=font)[2:]
     x = min(max(0, corner[0]), max(0, size[0] - right - 2))
     y = corner[1] - bottom - 2

@@ -1,51 +1,92 @@
-"""A trained detector, its categories, and how its pictures are resized."""
+"""A trained detector, its categories, and how its images are resized."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from PIL import Image
+from torch import Tensor
 
-from tailprop.engine.checkpoint import read_state_dict
-from tailprop.engine.config import build
-from tailprop.engine.run_settings import read_notes, read_settings, weights_file
+from tailprop.data.loader import to_device
+from tailprop.engine.run_settings import find_weights, read_metadata, read_settings
+from tailprop.runtime.precision import autocast
+from tailprop.tasks.common.models import load_weights
+from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil, to_tensor
 from tailprop.tasks.detect.model import Detector, create_detector
 from tailprop.tasks.detect.task import DetectConfig
 from tailprop.utils.validation import check_at_least
 
-__all__ = ["LoadedDetector", "load_detector"]
+__all__ = ["Detections", "LoadedDetector", "load_detector"]
 
 
 @dataclass(frozen=True)
-class LoadedDetector:
-    """A model in evaluation mode, the settings of its run, and the names of its categories by their ids."""
+class Detections:
+    """The objects a detector finds in an image, best first."""
 
-    model: Detector
-    config: DetectConfig
-    categories: dict[int, str]
+    boxes: Tensor  # (N, 4): x1, y1, x2, y2 in pixels
+    scores: Tensor  # (N,)
+    labels: Tensor  # (N,): places in the detector's names
+    names: tuple[str, ...]  # of each object
+    masks: Tensor  # (N, H, W), bool
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class LoadedDetector(Predictor[DetectConfig, Detections]):
+    """A detector; `names` are its categories."""
+
+    category_ids: tuple[int, ...] = ()  # of the data it was trained on: label k stands for entry k - 1
 
     @property
-    def category_ids(self) -> list[int]:
-        """Label k stands for entry k - 1."""
-        return list(self.categories)
+    def detector(self) -> Detector:
+        assert isinstance(self.model, Detector)
+        return self.model
+
+    @property
+    def categories(self) -> dict[int, str]:
+        """Names by category id."""
+        return dict(zip(self.category_ids, self.names, strict=True))
+
+    def predict_all(self, images: Sequence[ImageInput], precision: str = "fp32", score: float = 0.5) -> list[Detections]:
+        return [self._detections(self.find(to_pil(image, "RGB"), precision), score) for image in images]
+
+    def predict(self, images: Any, precision: str = "fp32", score: float = 0.5) -> Any:
+        """The objects in an image, or in each of a list, with at least this score."""
+        self.detector.roi_heads.score_thresh = score - 1e-6  # it wants more than this, we as much
+        return super().predict(images, precision)
+
+    @torch.inference_mode()
+    def find(self, image: Image.Image, precision: str = "fp32") -> dict[str, Tensor]:
+        """What torchvision's detector finds in an RGB image: boxes, labels, scores, masks."""
+        with autocast(self.device, precision):
+            (found,) = self.model([to_device(to_tensor(image), self.device).float() / 255])
+        return found
+
+    def _detections(self, found: dict[str, Tensor], score: float) -> Detections:
+        kept = found["scores"] >= score
+        found = {name: value[kept].cpu() for name, value in found.items()}
+        labels = found["labels"] - 1  # torchvision's 0 is the background
+        names = tuple(self.names[label] for label in labels.tolist())
+        return Detections(found["boxes"].float(), found["scores"].float(), labels, names, found["masks"][:, 0] >= 0.5)
 
 
-def load_detector(where: str, short_px: int | None = None, long_px: int | None = None) -> LoadedDetector:
+def load_detector(where: str | Path, short_px: int | None = None, long_px: int | None = None) -> LoadedDetector:
     """Load a detector from its run folder, or from exported weights; other sides than the run's may be given."""
-    weights = weights_file(where)
-    config = build(DetectConfig, read_settings(where))
+    weights = find_weights(where)
+    config = read_settings(where, DetectConfig)
     short = config.data.short_px if short_px is None else short_px
     check_at_least("short_px", short, 32)
     long = max(short, round(config.data.long_px * short / config.data.short_px)) if long_px is None else long_px
     check_at_least("long_px", long, short)
-    config = replace(config, data=replace(config.data, short_px=short, long_px=long))
-    notes = read_notes(weights)
-    if "category_ids" not in notes:
+    config = replace(config, model=replace(config.model, init=None), data=replace(config.data, short_px=short, long_px=long))
+    metadata = read_metadata(weights)
+    if "category_ids" not in metadata:
         raise ValueError(f"{weights} has no model.safetensors beside it that names its categories; the run was not finished")
-    categories = dict(zip(json.loads(notes["category_ids"]), notes["classes"].split("\n"), strict=True))
-    model, _ = create_detector(replace(config.model, init=None), len(categories), short, long, config.detector)
-    try:
-        model.load_state_dict(read_state_dict(weights))
-    except RuntimeError as error:
-        raise ValueError(f"{weights} does not fit {config.model.name}: {str(error).splitlines()[1].strip()}") from None
-    model.to(memory_format=torch.channels_last)  # as in training: another layout rounds differently
-    return LoadedDetector(model.eval(), config, categories)
+    ids, names = tuple(json.loads(metadata["category_ids"])), tuple(metadata["classes"].split("\n"))
+    model, _ = create_detector(config.model, len(names), short, long, config.detector)
+    return LoadedDetector(load_weights(model, weights, config.model.name), config, names, ids)

@@ -22,7 +22,7 @@ METRICS: Final = tuple(f"{kind}_{name}" for kind in KINDS for name in (*NAMES, *
 
 
 def to_results(image_id: int, found: dict[str, Tensor], category_ids: Sequence[int | None]) -> list[dict[str, Any]]:
-    """What a detector found in a picture, as entries of a results file; labels without a category are left out."""
+    """What a detector found in an image, as entries of a results file; labels without a category are left out."""
     boxes = found["boxes"].float().cpu()
     boxes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1).double()  # x, y, width, height
     masks = (found["masks"][:, 0] >= 0.5).cpu().numpy() if "masks" in found else [None] * len(boxes)

@@ -1,6 +1,6 @@
 """Mask R-CNN with a feature pyramid over any backbone timm knows: torchvision's detector, our stages.
 
-Shapes: B batch, H height, W width of the padded pictures, C channels. Each stage's output is normalised before the pyramid, as
+Shapes: B batch, H height, W width of the padded images, C channels. Each stage's output is normalised before the pyramid, as
 in the detectors of Swin, ConvNeXt and vHeat.
 """
 
@@ -26,18 +26,17 @@ from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from tailprop.backbone.weights import WarmStartReport
-from tailprop.engine.checkpoint import read_state_dict, warm_start
+from tailprop.data.resize import fit_within
 from tailprop.engine.config import ModelConfig
-from tailprop.engine.run_settings import weights_file
-from tailprop.tasks.common.pyramid import create_stages, spared_from_decay
-from tailprop.tasks.detect.data import fit_within
+from tailprop.tasks.common.models import check_finite
+from tailprop.tasks.common.pyramid import create_stages, no_weight_decay_names, start_from
 from tailprop.utils.validation import check_at_least, check_between
 
 __all__ = ["Detector", "DetectorConfig", "Pyramid", "create_detector", "detector_macs"]
 
 LEVELS: Final = ("0", "1", "2", "3")  # 1/4, 1/8, 1/16, 1/32; torchvision adds a pooled 1/64 for proposals
 ASPECTS: Final = (0.5, 1.0, 2.0)  # of the anchors
-PASTED: Final = 8  # masks brought to the size of the picture at once
+PASTED: Final = 8  # masks brought to the size of the image at once
 COUNTED_BOXES, COUNTED_MASKS = 1000, 100  # regions whose heads count as multiply-adds, as in mmdetection's get_flops
 
 
@@ -56,13 +55,13 @@ class DetectorConfig:
     candidates: int = 2000
     """Anchors of each level that compete to be proposals in training, half as many otherwise."""
     proposals: int = 1000
-    """Proposals for a picture."""
+    """Proposals for an image."""
     rpn_samples: int = 256
-    """Anchors of a picture that the proposal loss looks at."""
+    """Anchors of an image that the proposal loss looks at."""
     box_samples: int = 512
-    """Proposals of a picture that the losses of boxes, classes and masks look at."""
+    """Proposals of an image that the losses of boxes, classes and masks look at."""
     detections: int = 100
-    """Most objects found in a picture."""
+    """Most objects found in an image."""
     score: float = 0.05
     """Least score of an object."""
     nms: float = 0.5
@@ -99,24 +98,24 @@ class Pyramid(nn.Module):
 # lie at multiples of 4, so under autocast the heads compute in BF16 and hand over in FP32.
 
 
-def _require_finite(scores: Tensor, training: bool) -> None:
-    """In evaluation torchvision drops what is not above a threshold, NaN with it: damaged weights would find nothing."""
-    if not training and not scores.is_meta and not torch.isfinite(scores).all():
-        raise ValueError("the model's answer is not finite; use --precision fp32, and if it is, its weights are damaged")
+def _check_scores(scores: Tensor, training: bool) -> None:
+    """In evaluation torchvision drops what is not above a threshold, NaN with it: corrupt weights would find nothing."""
+    if not training:
+        check_finite(scores)
 
 
 class ProposalHead(RPNHead):  # type: ignore[misc] # torchvision has no types
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         scores, offsets = super().forward(maps)
         for level in scores:
-            _require_finite(level, self.training)
+            _check_scores(level, self.training)
         return [s.float() for s in scores], [o.float() for o in offsets]
 
 
 class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scores, offsets = super().forward(x)
-        _require_finite(scores, self.training)
+        _check_scores(scores, self.training)
         return scores.float(), offsets.float()
 
 
@@ -126,9 +125,9 @@ class MaskPredictor(MaskRCNNPredictor):  # type: ignore[misc]
 
 
 class Sizes(GeneralizedRCNNTransform):  # type: ignore[misc]
-    """From the sizes of pictures to the detector's and back; in training pictures come resized.
+    """From the sizes of images to the detector's and back; in training images come resized.
 
-    torchvision's own brings a side of a long thin picture to 0, and holds all masks of a picture at its size in FP32.
+    torchvision's own brings a side of a long thin image to 0, and holds all masks of an image at its size in FP32.
     """
 
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
@@ -151,14 +150,14 @@ class Sizes(GeneralizedRCNNTransform):  # type: ignore[misc]
 
 
 class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
-    """torchvision's Mask R-CNN. In training it takes pictures as they come, in evaluation it resizes them itself.
+    """torchvision's Mask R-CNN. In training it takes images as they come, in evaluation it resizes them itself.
 
     Masks are answers, not probabilities: true where a pixel belongs to the object.
 
     Args:
         body: A backbone made with timm's `features_only`, four stages.
         num_classes: Classes of objects, the background not among them.
-        short_px: Shorter side of the pictures in evaluation.
+        short_px: Shorter side of the images in evaluation.
         long_px: Their longer side at most.
     """
 
@@ -192,7 +191,7 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
         return self.backbone.body.model
 
     def no_weight_decay(self) -> set[str]:
-        return spared_from_decay(self.body, "backbone.body.model")
+        return no_weight_decay_names(self.body, "backbone.body.model")
 
     def output_layers(self) -> list[nn.Module]:
         proposals, heads = self.rpn.head, self.roi_heads
@@ -207,15 +206,11 @@ def create_detector(
 ) -> tuple[Detector, WarmStartReport | None]:
     """The detector, its backbone from scratch or from a classifier's checkpoint."""
     detector = Detector(create_stages(model, "a detector"), num_classes, short_px, long_px, config)
-    if model.init is None:
-        return detector, None
-    state = read_state_dict(weights_file(model.init))
-    whole = any(name.startswith("roi_heads.") for name in state)  # a detector's checkpoint: heads too, where they fit
-    return detector, warm_start(detector if whole else detector.body, state)
+    return detector, start_from(detector, detector.body, model.init, head="roi_heads.")
 
 
 def detector_macs(detector: Detector, height: int = 800, width: int = 1280) -> int:
-    """Multiply-adds for one picture of this size, with 1000 proposals and 100 masks; nothing is computed.
+    """Multiply-adds for one image of this size, with 1000 proposals and 100 masks; nothing is computed.
 
     Counted are matrix products and convolutions of backbone, pyramid, proposals and heads, as mmdetection's get_flops does.
     """

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,22 +12,24 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tailprop.backbone.cost import count_parameters
-from tailprop.data.broken import Broken, Damage, require_full
+from tailprop.data.broken import Broken
 from tailprop.data.formats.coco import CocoImage, CocoSet, read_annotated
-from tailprop.data.loader import make_loader, to_device
-from tailprop.data.samplers import EvalOrder
-from tailprop.engine.config import ModelConfig, OptimConfig, RunConfig
-from tailprop.runtime.distributed import World, gather
+from tailprop.data.loader import create_loader, to_device
+from tailprop.data.samplers import EvalSampler
+from tailprop.engine.config import TaskConfig
+from tailprop.engine.settings import setting
+from tailprop.runtime.distributed import World, all_gather
 from tailprop.tasks.common.figures import draw_learning
-from tailprop.tasks.common.models import check_model
 from tailprop.tasks.common.pages import draw_page
+from tailprop.tasks.common.pyramid import check_pyramid_model
+from tailprop.tasks.common.task import BaseTask, data_summary
 from tailprop.tasks.detect.data import (
+    AspectRatioSampler,
     Augment,
     DetectAugmentConfig,
     DetectBatch,
     DetectDataConfig,
-    GroupedOrder,
-    Objects,
+    DetectionDataset,
     collate,
     open_coco,
 )
@@ -36,90 +38,73 @@ from tailprop.tasks.detect.metrics import score_results, to_results
 from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.utils.files import write_json
 
-PICTURES_DRAWN = 12  # of the validation set, when a run ends
+IMAGES_DRAWN = 12  # of the validation set, when a run ends
 __all__ = ["DetectConfig", "Detection", "detect_all"]
 
 
 @dataclass(frozen=True)
-class DetectConfig:
+class DetectConfig(TaskConfig):
     """Train Mask R-CNN."""
 
     task: Literal["detect"] = "detect"
     """What is trained."""
-    paper_ap: Annotated[dict[str, list[float]], tyro.conf.Suppress] = field(default_factory=dict)
+    paper_ap: Annotated[dict[str, list[float]], tyro.conf.Suppress] = setting(factory=dict)
     """The paper's box and mask AP for a model of this recipe, to stand beside ours."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    detector: DetectorConfig = field(default_factory=DetectorConfig)
-    data: DetectDataConfig = field(default_factory=DetectDataConfig)
-    augment: DetectAugmentConfig = field(default_factory=DetectAugmentConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    run: RunConfig = field(default_factory=RunConfig)
+    detector: DetectorConfig = setting(factory=DetectorConfig)
+    data: DetectDataConfig = setting(factory=DetectDataConfig)
+    augment: DetectAugmentConfig = setting(factory=DetectAugmentConfig)
 
     def check(self) -> None:
-        check_model(self.model.name)
-        if self.model.in_chans != 3:
-            raise ValueError(f"a detector takes pictures of 3 channels, model.in_chans is {self.model.in_chans}")
-        for section in (self.detector, self.data, self.augment, self.optim, self.run):
+        super().check()
+        check_pyramid_model(self.model, "a detector")
+        for section in (self.detector, self.data, self.augment):
             section.check()
 
 
-class Detection:
+class Detection(BaseTask[DetectConfig]):
     """The task, for one process."""
 
-    metric = "box_ap"
-
     def __init__(self, config: DetectConfig, world: World) -> None:
-        self.config, self.world = config, world
-        data, optim = config.data, config.optim
-        self.broken = Damage(config.data.on_broken, world.is_first)
+        super().__init__(config, world, config.data.on_broken)
+        data = config.data
         train = open_coco(data, "train", world)
-        self.broken.note(train.broken, shared=True)
+        self.broken.record(train.broken, shared=True)
         learned = CocoSet(train.name, self._to_learn_from(train), train.categories)
         self.sets = {"train": learned, "validation": learned if data.validate_on_train else self._to_validate_on(train)}
-        images, validation = learned.images, self.sets["validation"]
         self.classes, self.category_ids = train.classes, train.category_ids
-        self.order = GroupedOrder(
-            [image.width >= image.height for image in images],
-            optim.batch,
-            config.run.seed,
-            world,
-            accumulate=optim.accumulate,
-            epochs=optim.epochs,
-            epoch_steps=optim.epoch_steps,
-        )
-        pictures = Objects(images, self.category_ids, Augment(config.augment, data.long_px))
-        self.train_loader = make_loader(pictures, self.order, collate, data.workers, world.device)
-        self.eval_loader = eval_loader(validation.images, self.category_ids, data.workers, world)
+        self.sampler = self._create_sampler(learned.images)
+        dataset = DetectionDataset(learned.images, self.category_ids, Augment(config.augment, data.long_px))
+        self.train_loader = create_loader(dataset, self.sampler, collate, data.workers, world.device)
+        self.eval_loader = eval_loader(self.sets["validation"].images, self.category_ids, data.workers, world)
         self.results: list[dict[str, Any]] | None = None  # of the last evaluation
+
+    def _create_sampler(self, images: Sequence[CocoImage]) -> AspectRatioSampler:
+        optim = self.config.optim
+        how = dict(accumulate=optim.grad_accum_steps, epochs=optim.epochs, epoch_steps=optim.epoch_steps)
+        is_wide = [image.width >= image.height for image in images]
+        return AspectRatioSampler(is_wide, optim.batch_size, self.config.run.seed, self.world, **how)
 
     def _to_learn_from(self, train: CocoSet) -> list[CocoImage]:
         empty = 0 if self.config.data.keep_empty else sum(not image.targets for image in train.images)
-        if empty and self.world.is_first:
-            print(f"{empty} of {len(train.images)} training pictures show no object and are left out (--data.keep-empty)")
+        if empty and self.world.is_main:
+            print(f"{empty} of {len(train.images)} training images show no object and are left out (--data.keep-empty)")
         return learned_from(train, self.config.data)
 
     def _to_validate_on(self, train: CocoSet) -> CocoSet:
         validation = open_coco(self.config.data, "validation", self.world)
         check_categories(train, validation)
-        self.broken.note(validation.broken, shared=True)
+        self.broken.record(validation.broken, shared=True)
         return CocoSet(validation.name, validation.images, train.categories)  # it may have fewer
 
     def build_model(self, resumed: bool = False) -> nn.Module:
-        data = self.config.data
-        config = replace(self.config.model, init=None) if resumed else self.config.model
+        data, config = self.config.data, self.model_config(resumed)
         model, taken = create_detector(config, len(self.classes), data.short_px, data.long_px, self.config.detector)
-        if taken is not None and self.world.is_first:
+        if taken is not None and self.world.is_main:
             print(taken)
         return model
 
-    def batches(self, epoch: int, step: int) -> Iterable[DetectBatch]:
-        """The batches of this process in an epoch, from an optimizer step on."""
-        self.order.begin(epoch, step)
-        return self.train_loader
-
     def loss(self, model: nn.Module, batch: DetectBatch) -> Tensor:
-        self.broken.note(batch.broken)
-        require_full(batch, self.config.optim.batch)
+        self.check_batch(batch)
         images = [to_device(image, self.world.device).float() / 255 for image in batch.images]
         targets = [{name: to_device(v, self.world.device) for name, v in target.items()} for target in batch.targets]
         losses: dict[str, Tensor] = model(images, targets)
@@ -127,10 +112,10 @@ class Detection:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         validation = self.sets["validation"]
-        results, broken = detect_all(model, self.eval_loader, self.category_ids, self.world.device, self.broken.note)
+        results, broken = detect_all(model, self.eval_loader, self.category_ids, self.world.device, self.broken.record)
         scores = score_over_processes(validation, results, broken, self.world)
         self.results = results
-        if self.world.is_first:
+        if self.world.is_main:
             write_json(self.config.run.out / "coco_results.json", results, indent=None)
         return scores
 
@@ -146,6 +131,9 @@ class Detection:
             "macs": detector_macs(model, data.short_px, min(data.long_px, round(data.short_px * 1.6))),
         }
 
+    def data_summary(self) -> str:
+        return data_summary(self.classes, {name: len(part.images) for name, part in self.sets.items()})
+
     def metadata(self) -> dict[str, str]:
         """What the exported weights say of themselves."""
         return {
@@ -156,18 +144,18 @@ class Detection:
         }
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
-        measured_on = "training pictures" if self.config.data.validate_on_train else "validation"
+        measured_on = "training images" if self.config.data.validate_on_train else "validation"
         metrics = {"box_ap": "box AP, %", "mask_ap": "mask AP, %"}
         draw_learning(history, folder / "learning.png", metrics, measured_on)
         validation, unread = self.sets["validation"], set(self.broken)
-        shown = [image for image in validation.images if str(image.path) not in unread][:PICTURES_DRAWN]
+        shown = [image for image in validation.images if str(image.path) not in unread][:IMAGES_DRAWN]
         results = self._last_results(folder / "coco_results.json")
-        pictures = []
+        images = []
         for image in shown:  # the truth, and beside it what was found
             found = [entry for entry in results if entry["image_id"] == image.id]
             for objects in (truth_of(image, validation.categories), objects_of(found, validation.categories)):
-                pictures.append(draw_objects(read_annotated(image), objects))
-        draw_page(pictures, folder / "pictures.jpg")
+                images.append(draw_objects(read_annotated(image), objects))
+        draw_page(images, folder / "predictions.jpg")
 
     def _last_results(self, path: Path) -> list[dict[str, Any]]:
         """Of this process, or from the run folder: a finished run that is resumed evaluates nothing."""
@@ -180,10 +168,10 @@ class Detection:
 
 
 def learned_from(train: CocoSet, data: DetectDataConfig) -> list[CocoImage]:
-    """The training pictures that are used."""
+    """The training images that are used."""
     images = train.images if data.keep_empty else [image for image in train.images if image.targets]
     if not images:
-        raise ValueError(f"no picture of {train.name} shows an object that can be learned")
+        raise ValueError(f"no image of {train.name} shows an object that can be learned")
     return images[: data.limit]
 
 
@@ -204,8 +192,10 @@ def check_categories(train: CocoSet, validation: CocoSet) -> None:
 
 
 def eval_loader(images: Sequence[CocoImage], category_ids: Sequence[int], workers: int, world: World) -> DataLoader[Any]:
-    """Pictures one at a time: in a batch, padding would make a picture's result depend on its neighbours."""
-    return make_loader(Objects(images, category_ids), EvalOrder(len(images), 1, world), collate, workers, world.device)
+    """Images one at a time: in a batch, padding would make an image's result depend on its neighbours."""
+    return create_loader(
+        DetectionDataset(images, category_ids), EvalSampler(len(images), 1, world), collate, workers, world.device
+    )
 
 
 @torch.inference_mode()
@@ -214,32 +204,32 @@ def detect_all(
     batches: Iterable[DetectBatch],
     category_ids: Sequence[int | None],
     device: torch.device,
-    note: Callable[[Sequence[Broken]], object],
+    record: Callable[[Sequence[Broken]], object],
 ) -> tuple[list[dict[str, Any]], list[Broken]]:
-    """What is found in all pictures of all processes, in the order of the images' ids, and what could not be read.
+    """What is found in all images of all processes, in the order of the images' ids, and what could not be read.
 
-    `note` is told what could not be read when it is met, and may raise.
+    `record` is told what could not be read when it is met, and may raise.
     """
     results: list[dict[str, Any]] = []
     broken: list[Broken] = []
     for batch in batches:
-        note(batch.broken)
+        record(batch.broken)
         broken += batch.broken
         for image, image_id in zip(batch.images, batch.ids, strict=True):
             (found,) = model([to_device(image, device).float() / 255])
             results += to_results(image_id, found, category_ids)
-    everything = [entry for share in gather(results) for entry in share]
+    everything = [entry for share in all_gather(results) for entry in share]
     everything.sort(key=lambda entry: entry["image_id"])  # stable: within an image they stay in order of score
-    return everything, [item for share in gather(broken) for item in share]
+    return everything, [item for share in all_gather(broken) for item in share]
 
 
 def score_over_processes(
     validation: CocoSet, results: Sequence[dict[str, Any]], broken: Sequence[Broken], world: World
 ) -> dict[str, float]:
-    """The numbers, worked out by the first process for all; pictures that could not be read do not count."""
+    """The numbers, worked out by rank 0 for all; images that could not be read do not count."""
     unread = {item.name for item in broken}
     ids = {image.id for image in validation.images if str(image.path) not in unread}
     if not ids:
-        raise ValueError("no picture could be evaluated")
-    scores = score_results(validation.ground_truth(ids), results) if world.is_first else None
-    return gather(scores)[0]
+        raise ValueError("no image could be evaluated")
+    scores = score_results(validation.ground_truth(ids), results) if world.is_main else None
+    return all_gather(scores)[0]

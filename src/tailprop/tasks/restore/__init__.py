@@ -1,1 +1,16 @@
 """Image restoration."""
+
+from tailprop.engine.task import TaskSpec
+
+SPEC = TaskSpec(
+    package=__name__,
+    title="image restoration",
+    config="task:RestoreConfig",
+    task="task:Restoration",
+    load="load:load_restorer",
+    evaluate="evaluate:RestoreEval",
+    predict="predict:RestorePredict",
+    bench="bench:BenchRestore",
+    metrics={"psnr": "PSNR, dB", "ssim": "SSIM", "psnr_b": "PSNR-B, dB"},
+    artifacts=("learning.png", "restored.png"),
+)

@@ -1,4 +1,4 @@
-"""`tailprop bench restore`: what a restored pixel costs in time and memory, from small pictures to a megapixel.
+"""`tailprop bench restore`: what a restored pixel costs in time and memory, from small images to a megapixel.
 
 Each size runs in a process of its own, which is the only way to see its peak memory. Time is that of the CPU, on one thread: on
 a shared machine the clock on the wall measures the neighbours too.
@@ -24,12 +24,12 @@ __all__ = ["BenchRestore", "Cost", "run"]
 
 @dataclass(frozen=True)
 class BenchRestore:
-    """Time and memory of a restored pixel, by size of the picture."""
+    """Time and memory of a restored pixel, by size of the image."""
 
     models: tuple[str, ...] = ("tailprop_ir_light", "swinir_light", "dncnn")
     """Restoration networks."""
     sides_px: tuple[int, ...] = (128, 256, 512, 1024)
-    """Sides of the square pictures."""
+    """Sides of the square images."""
     rounds: int = 3
     """Rounds, of which the best counts; one more warms up."""
     dim: int | None = None
@@ -77,17 +77,17 @@ def _settings(options: BenchRestore, name: str) -> dict[str, Any]:
 
 
 def measure(name: str, side: int, rounds: int, settings: dict[str, Any]) -> Cost:
-    """The cost of restoring one square gray picture."""
+    """The cost of restoring one square gray image."""
     use_cpu(1)
     model = create_restorer(name, **settings).eval().to(memory_format=torch.channels_last)
-    picture = torch.rand(1, 1, side, side)
+    image = torch.rand(1, 1, side, side)
     best = float("inf")
     with torch.inference_mode():
-        model(picture[..., :32, :32])
+        model(image[..., :32, :32])
         before = peak_bytes()
         for _ in range(rounds + 1):
             began = time.process_time()
-            model(picture)
+            model(image)
             best = min(best, time.process_time() - began)
     return Cost(name, side, 1e9 * best / side**2, (peak_bytes() - before) / side**2)
 

@@ -1,4 +1,4 @@
-"""Pairs of damaged and clean pictures: settings, random crops for training, whole pictures for tests.
+"""Pairs of degraded and clean images: settings, random crops for training, whole images for tests.
 
 Shapes: B batch, C = 1 gray or 3 colour, H, W; float32 with white at 1.
 """
@@ -14,26 +14,28 @@ import torch
 from torch import Tensor
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import list_pictures, size_of
-from tailprop.data.loader import Examples
+from tailprop.data.images import image_size, list_images
+from tailprop.data.loader import KeyedDataset, split_broken
 from tailprop.data.raster import Pixels, fit_channels, try_pixels
-from tailprop.data.samplers import Key
+from tailprop.data.samplers import SampleKey
+from tailprop.engine.settings import setting
+from tailprop.tasks.common.task import LoaderConfig
 from tailprop.tasks.restore.degrade import JPEG_BLOCK, add_noise, add_test_noise, compress, to_8_bits, to_unit
 from tailprop.tasks.restore.metrics import SSIM_LEAST_PX
 from tailprop.utils.validation import check_at_least, check_between
 
-__all__ = ["Crops", "Pair", "PairBatch", "RestoreDataConfig", "WholePictures", "collate_pairs"]
+__all__ = ["CropDataset", "Pair", "PairBatch", "RestoreDataConfig", "TestDataset", "collate_pairs"]
 
 
 @dataclass(frozen=True)
-class RestoreDataConfig:
-    """Clean pictures, and the damage done to them."""
+class RestoreDataConfig(LoaderConfig):
+    """Clean images, and how they are degraded."""
 
-    train: tuple[Path, ...] = ()
-    """Folders of clean pictures for training, searched with all folders below."""
-    test: Path | None = None
-    """Folder of clean pictures the network is tested on."""
-    damage: Literal["noise", "jpeg"] = "noise"
+    train: tuple[Path, ...] = setting((), local=True)
+    """Folders of clean images for training, searched with all folders below."""
+    test: Path | None = setting(None, local=True)
+    """Folder of clean images the network is tested on."""
+    degradation: Literal["noise", "jpeg"] = setting("noise", aliases=("damage",))
     """Gaussian noise, or JPEG compression."""
     sigma: float = 15.0
     """Standard deviation of the noise, white being 255."""
@@ -41,37 +43,33 @@ class RestoreDataConfig:
     """Quality of the JPEG encoder, 1 to 100."""
     crop_px: int = 128
     """Side of the training crops."""
-    cache: float = 1.0
-    """Decoded training pictures that each loader process keeps, in GB."""
-    on_broken: Literal["skip", "stop"] = "stop"
-    """A picture that cannot be read: skip and count it, or stop."""
-    workers: int = 2
-    """Loader processes for each training process."""
+    cache_gb: float = setting(1.0, local=True, aliases=("cache",))
+    """Decoded training images that each loader process keeps, in GB."""
 
     def check(self) -> None:
+        super().check()
         check_at_least("data.crop_px", self.crop_px, 8)
         check_between("data.sigma", self.sigma, 0, 255)
         check_between("data.quality", self.quality, 1, 100)
-        check_at_least("data.cache", self.cache, 0)
-        check_at_least("data.workers", self.workers, 0)
+        check_at_least("data.cache_gb", self.cache_gb, 0)
 
-    def test_pictures(self) -> list[Path]:
+    def list_test_images(self) -> list[Path]:
         if self.test is None:
-            raise ValueError("no pictures to test on; give their folder with --data.test")
-        return list_pictures([str(self.test)])
+            raise ValueError("no images to test on; give their folder with --data.test")
+        return list_images([str(self.test)])
 
-    def train_pictures(self) -> list[Path]:
+    def list_train_images(self) -> list[Path]:
         if not self.train:
-            raise ValueError("no pictures to train on; give their folders with --data.train")
-        return list_pictures([str(folder) for folder in self.train])
+            raise ValueError("no images to train on; give their folders with --data.train")
+        return list_images([str(folder) for folder in self.train])
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A damaged picture and the clean one."""
+    """A degraded image and the clean one."""
 
     name: str
-    damaged: Tensor  # (C, H, W)
+    degraded: Tensor  # (C, H, W)
     clean: Tensor  # (C, H, W)
 
 
@@ -79,7 +77,7 @@ class Pair:
 class PairBatch:
     """Crops of one size, and what could not be read."""
 
-    damaged: Tensor  # (B, C, H, W)
+    degraded: Tensor  # (B, C, H, W)
     clean: Tensor  # (B, C, H, W)
     broken: list[Broken] = field(default_factory=list)
 
@@ -87,33 +85,28 @@ class PairBatch:
         return len(self.clean)
 
     def pin_memory(self) -> "PairBatch":  # called by the loader
-        return PairBatch(self.damaged.pin_memory(), self.clean.pin_memory(), self.broken)
+        return PairBatch(self.degraded.pin_memory(), self.clean.pin_memory(), self.broken)
 
 
-class Crops(Examples):
-    """Random crops, flipped and turned, damaged on the fly; everything random comes from the key's seed.
+class CropDataset(KeyedDataset):
+    """Random crops, flipped and turned, degraded on the fly; everything random comes from the key's seed.
 
-    A broken picture comes as `Broken`, with a crop of the next good one in its place.
+    A broken image comes as `Broken`, with a crop of another in its place.
     """
+
+    replace_broken = True
 
     def __init__(self, paths: Sequence[Path], data: RestoreDataConfig, channels: int) -> None:
         self.paths, self.data, self.channels = paths, data, channels
         self.kept: dict[int, Pixels] = {}
-        self.room = data.cache * 1e9  # bytes
+        self.room = data.cache_gb * 1e9  # bytes
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, key: Key) -> list[Pair | Broken]:
-        found: list[Pair | Broken] = []
-        for offset in range(min(len(self), 17)):
-            index = (key.index + offset) % len(self)
-            pixels = self._read(index)
-            if not isinstance(pixels, Broken):
-                found.append(self._pair(index, pixels, np.random.default_rng(key.seed)))
-                break
-            found.append(pixels)
-        return found
+    def read_example(self, index: int, key: SampleKey) -> Pair | Broken:
+        pixels = self._read(index)
+        return pixels if isinstance(pixels, Broken) else self._pair(index, pixels, np.random.default_rng(key.seed))
 
     def _read(self, index: int) -> Pixels | Broken:
         if index in self.kept:
@@ -122,7 +115,7 @@ class Crops(Examples):
         if isinstance(pixels, Broken):
             return pixels
         # Noise is learned from black to white. JPEG tests are in studio range and photographs are not: half of each.
-        studio = self.data.damage == "jpeg" and index % 2 == 1
+        studio = self.data.degradation == "jpeg" and index % 2 == 1
         pixels = np.ascontiguousarray(fit_channels(pixels, self.channels, studio))
         if pixels.nbytes <= self.room:
             self.room -= pixels.nbytes
@@ -131,18 +124,18 @@ class Crops(Examples):
 
     def _pair(self, index: int, pixels: Pixels, rng: np.random.Generator) -> Pair:
         side = self.data.crop_px
-        if self.data.damage == "noise":
+        if self.data.degradation == "noise":
             clean = to_unit(_turn(_crop(pixels, side, rng), rng))
-            damaged = add_noise(clean, self.data.sigma, rng)
+            degraded = add_noise(clean, self.data.sigma, rng)
         else:  # the crop is cut from a larger one after compression: its corner may lie anywhere in a block
             block = to_8_bits(_turn(_crop(pixels, side + JPEG_BLOCK, rng), rng))
             both = np.concatenate([compress(block, self.data.quality), block], axis=2)
-            damaged, clean = np.split(to_unit(_crop(both, side, rng)), 2, axis=2)
-        return Pair(self.paths[index].name, _to_tensor(damaged), _to_tensor(clean))
+            degraded, clean = np.split(to_unit(_crop(both, side, rng)), 2, axis=2)
+        return Pair(self.paths[index].name, _to_tensor(degraded), _to_tensor(clean))
 
 
-class WholePictures(Examples):
-    """Test pictures as SwinIR damages them, by their names below the folder they share."""
+class TestDataset(KeyedDataset):
+    """Test images as SwinIR degrades them, by their names below the folder they share."""
 
     def __init__(self, paths: Sequence[Path], data: RestoreDataConfig, channels: int) -> None:
         self.paths, self.data, self.channels = paths, data, channels
@@ -153,24 +146,24 @@ class WholePictures(Examples):
         return len(self.paths)
 
     def find_broken(self) -> list[Broken]:
-        """What can be seen without decoding: files that are no pictures, and pictures too small to be measured."""
-        sizes = [(path, size_of(path)) for path in self.paths]
+        """What can be seen without decoding: files that are no images, and images too small to be measured."""
+        sizes = [(path, image_size(path)) for path in self.paths]
         found = [size if isinstance(size, Broken) else _too_small(path, *size) for path, size in sizes]
         return [item for item in found if item is not None]
 
-    def __getitem__(self, key: Key) -> Pair | Broken:
-        pixels = try_pixels(self.paths[key.index])
+    def read_example(self, index: int, key: SampleKey) -> Pair | Broken:  # noqa: ARG002 - nothing about a test is random
+        pixels = try_pixels(self.paths[index])
         if isinstance(pixels, Broken):
             return pixels
-        if (small := _too_small(self.paths[key.index], pixels.shape[1], pixels.shape[0])) is not None:
+        if (small := _too_small(self.paths[index], pixels.shape[1], pixels.shape[0])) is not None:
             return small
         pixels = fit_channels(pixels, self.channels)
         clean = to_unit(to_8_bits(pixels))
-        if self.data.damage == "noise":
-            damaged = add_test_noise(clean, self.data.sigma)
+        if self.data.degradation == "noise":
+            degraded = add_test_noise(clean, self.data.sigma)
         else:
-            damaged = to_unit(compress(pixels, self.data.quality))
-        return Pair(self.names[key.index], _to_tensor(damaged), _to_tensor(clean))
+            degraded = to_unit(compress(pixels, self.data.quality))
+        return Pair(self.names[index], _to_tensor(degraded), _to_tensor(clean))
 
 
 def _too_small(path: Path, width: int, height: int) -> Broken | None:
@@ -181,16 +174,14 @@ def _too_small(path: Path, width: int, height: int) -> Broken | None:
 
 
 def collate_pairs(examples: Sequence[list[Pair | Broken]]) -> PairBatch:
-    found = [item for example in examples for item in example]
-    pairs = [item for item in found if isinstance(item, Pair)]
-    broken = [item for item in found if isinstance(item, Broken)]
+    pairs, broken = split_broken(examples)
     if not pairs:
         return PairBatch(torch.empty(0), torch.empty(0), broken)
-    return PairBatch(torch.stack([p.damaged for p in pairs]), torch.stack([p.clean for p in pairs]), broken)
+    return PairBatch(torch.stack([p.degraded for p in pairs]), torch.stack([p.clean for p in pairs]), broken)
 
 
 def _crop(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:
-    """A random square; pictures too small for it are mirrored at their lower and right edge."""
+    """A random square; images too small for it are mirrored at their lower and right edge."""
     h, w = pixels.shape[:2]
     if h < side or w < side:
         pixels = np.pad(pixels, ((0, max(0, side - h)), (0, max(0, side - w)), (0, 0)), mode="symmetric")

@@ -1,6 +1,6 @@
-"""Damage done to clean pictures: Gaussian noise, and JPEG by a real encoder.
+"""Degradations of clean images: Gaussian noise, and JPEG by a real encoder.
 
-Shapes: (H, W, C), C = 1 gray or 3 colour; clean pictures are uint8 or uint16, damaged ones float32 with white at 1.
+Shapes: (H, W, C), C = 1 gray or 3 colour; clean images are uint8 or uint16, degraded ones float32 with white at 1.
 """
 
 import io
@@ -35,7 +35,7 @@ def add_noise(clean: Unit, sigma: float, rng: np.random.Generator) -> Unit:
 
 
 def add_test_noise(clean: Unit, sigma: float) -> Unit:
-    """The noise of SwinIR's test: numpy's old generator with seed 0 for every picture, drawn in OpenCV's order B, G, R."""
+    """The noise of SwinIR's test: numpy's old generator with seed 0 for every image, drawn in OpenCV's order B, G, R."""
     shape: Any = clean.shape if clean.shape[2] > 1 else clean.shape[:2]
     noise = np.random.RandomState(0).normal(0, sigma / 255, shape)
     return (clean + noise.reshape(clean.shape)[..., ::-1]).astype(np.float32)

@@ -8,24 +8,24 @@ from tailprop.tasks.restore.metrics import Restored, psnr
 
 if TYPE_CHECKING:  # matplotlib is imported when something is drawn: most commands draw nothing, or at their end
     pass
-from tailprop.tasks.common.figures import _figure
+from tailprop.tasks.common.figures import new_figure
 
 __all__ = ["draw_restored"]
 
 
-def draw_restored(pictures: Sequence[Restored], path: Path, most_px: int = 256) -> None:
-    """Damaged, restored and clean side by side, a row for each picture; of large ones the middle, PSNR of the whole."""
-    figure = _figure(8.1, 2.95 * len(pictures))
-    for row, shown in zip(figure.subplots(len(pictures), 3, squeeze=False), pictures, strict=True):
+def draw_restored(images: Sequence[Restored], path: Path, most_px: int = 256) -> None:
+    """Damaged, restored and clean side by side, a row for each image; of large ones the middle, PSNR of the whole."""
+    figure = new_figure(8.1, 2.95 * len(images))
+    for row, shown in zip(figure.subplots(len(images), 3, squeeze=False), images, strict=True):
         titles = (
-            f"{shown.name}: {shown.damaged_psnr:.2f} dB",
+            f"{shown.name}: {shown.degraded_psnr:.2f} dB",
             f"restored: {psnr(shown.restored, shown.clean):.2f} dB",
             "clean",
         )
-        for axes, picture, title in zip(row, (shown.damaged, shown.restored, shown.clean), titles, strict=True):
-            h, w = picture.shape[:2]
+        for axes, image, title in zip(row, (shown.degraded, shown.restored, shown.clean), titles, strict=True):
+            h, w = image.shape[:2]
             top, left = max(0, h - most_px) // 2, max(0, w - most_px) // 2
-            middle = picture[top : top + most_px, left : left + most_px]
+            middle = image[top : top + most_px, left : left + most_px]
             gray = middle.shape[2] == 1
             axes.imshow(middle[..., 0] if gray else middle, cmap="gray" if gray else None, vmin=0, vmax=255)
             axes.set_title(title, fontsize=9)

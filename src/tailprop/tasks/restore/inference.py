@@ -1,4 +1,4 @@
-"""Restoring whole pictures, and measuring how well: PSNR, SSIM and PSNR-B in SwinIR's protocol.
+"""Restoring whole images, and measuring how well: PSNR, SSIM and PSNR-B in SwinIR's protocol.
 
 Shapes: B batch, C channels, H, W; float32 with white at 1.
 """
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from tailprop.data.broken import Broken
 from tailprop.data.loader import to_device
-from tailprop.runtime.distributed import gather
+from tailprop.runtime.distributed import all_gather
 from tailprop.tasks.restore.data import Pair
-from tailprop.tasks.restore.metrics import Restored, Score, Scores, _all_three, to_picture
+from tailprop.tasks.restore.metrics import Restored, Score, Scores, _all_three, to_bytes
 from tailprop.utils.validation import check_at_least
 
 __all__ = ["check_tiles", "evaluate_restorer", "restore_tiled", "restore_whole", "shared_px"]
@@ -23,9 +23,9 @@ _JPEG_BLOCK = 8  # pixels
 
 
 @torch.inference_mode()
-def restore_whole(model: nn.Module, damaged: Tensor) -> Tensor:
-    """The restored picture, (B, C, H, W) -> the same, in one piece."""
-    return model(damaged).float()
+def restore_whole(model: nn.Module, degraded: Tensor) -> Tensor:
+    """The restored image, (B, C, H, W) -> the same, in one piece."""
+    return model(degraded).float()
 
 
 def check_tiles(tile_px: int | None, overlap_px: int | None) -> None:
@@ -47,25 +47,25 @@ def shared_px(tile_px: int | None, overlap_px: int | None, usual: int) -> int:
 @torch.inference_mode()
 def restore_tiled(
     model: nn.Module,
-    damaged: Tensor,
+    degraded: Tensor,
     tile_px: int,
     overlap_px: int,
     tick: Callable[[float], object] = lambda _share: None,
 ) -> Tensor:
-    """The restored picture, (B, C, H, W) -> the same, in overlapping tiles: each fades into the next across their overlap.
+    """The restored image, (B, C, H, W) -> the same, in overlapping tiles: each fades into the next across their overlap.
 
-    What is far from a tile cannot help it, so a network that looks at the whole picture loses a little; how much stands in
+    What is far from a tile cannot help it, so a network that looks at the whole image loses a little; how much stands in
     docs/restoration.md. `tick` is told the share that each tile is.
     """
     check_tiles(tile_px, overlap_px)
-    h, w = damaged.shape[-2:]
+    h, w = degraded.shape[-2:]
     grid = math.lcm(_JPEG_BLOCK, int(getattr(model, "grid_px", 1)))
     down, across = _places(h, tile_px, overlap_px, grid), _places(w, tile_px, overlap_px, grid)
-    total = torch.zeros_like(damaged, dtype=torch.float32)
-    weights = torch.zeros(h, w, device=damaged.device)
+    total = torch.zeros_like(degraded, dtype=torch.float32)
+    weights = torch.zeros(h, w, device=degraded.device)
     for rows, columns in ((rows, columns) for rows in down for columns in across):
-        fade = _ramp(rows, h, overlap_px, damaged)[:, None] * _ramp(columns, w, overlap_px, damaged)  # (h, w) of the tile
-        total[..., rows, columns] += fade * model(damaged[..., rows, columns]).float()
+        fade = _ramp(rows, h, overlap_px, degraded)[:, None] * _ramp(columns, w, overlap_px, degraded)  # (h, w) of the tile
+        total[..., rows, columns] += fade * model(degraded[..., rows, columns]).float()
         weights[rows, columns] += fade
         tick(1 / (len(down) * len(across)))
     return total / weights
@@ -85,7 +85,7 @@ def _places(length: int, tile: int, overlap: int, grid: int) -> list[slice]:
 
 
 def _ramp(part: slice, length: int, overlap: int, like: Tensor) -> Tensor:
-    """Weights along a side of a tile: rising over the overlap, except where the picture ends."""
+    """Weights along a side of a tile: rising over the overlap, except where the image ends."""
     size = part.stop - part.start
     rise = torch.arange(1, size + 1, device=like.device, dtype=torch.float32) / (overlap + 1)
     ones = torch.ones_like(rise)
@@ -101,13 +101,13 @@ def evaluate_restorer(
     see: Callable[[Restored], object] = lambda _restored: None,
     note: Callable[[Sequence[Broken]], object] = lambda _broken: None,
 ) -> Scores:
-    """The scores of every picture over all processes.
+    """The scores of every image over all processes.
 
     Args:
-        restore: Makes of a damaged picture, (1, C, H, W), a restored one.
-        pairs: This process's share of the pictures.
-        see: Is shown each picture, to draw it or to count.
-        note: Is told of a picture that cannot be read; it may raise.
+        restore: Makes of a degraded image, (1, C, H, W), a restored one.
+        pairs: This process's share of the images.
+        see: Is shown each image, to draw it or to count.
+        note: Is told of an image that cannot be read; it may raise.
     """
     rows: list[Score] = []
     broken: list[Broken] = []
@@ -116,28 +116,28 @@ def evaluate_restorer(
             broken.append(pair)
             note([pair])
             continue
-        restored = restore(to_device(pair.damaged[None], device))[0].cpu()
-        damaged, clean = to_picture(pair.damaged), to_picture(pair.clean)
-        shown = Restored(pair.name, damaged, to_picture(restored), clean, _exact_psnr(pair))
+        restored = restore(to_device(pair.degraded[None], device))[0].cpu()
+        degraded, clean = to_bytes(pair.degraded), to_bytes(pair.clean)
+        shown = Restored(pair.name, degraded, to_bytes(restored), clean, _exact_psnr(pair))
         rows.append(_score(shown))
         see(shown)
-    everything = sorted((row for share in gather(rows) for row in share), key=lambda row: row.name)
-    unread = tuple(b for share in gather(broken) for b in share)
+    everything = sorted((row for share in all_gather(rows) for row in share), key=lambda row: row.name)
+    unread = tuple(b for share in all_gather(broken) for b in share)
     if not everything:
         first = f"; the first of {len(unread)} broken: {unread[0]}" if unread else ""
-        raise ValueError(f"no picture could be restored{first}")
+        raise ValueError(f"no image could be restored{first}")
     return Scores(tuple(everything), unread)
 
 
 def _score(shown: Restored) -> Score:
     try:
-        after, before = _all_three(shown.restored, shown.clean), _all_three(shown.damaged, shown.clean)
+        after, before = _all_three(shown.restored, shown.clean), _all_three(shown.degraded, shown.clean)
     except ValueError as error:
         raise ValueError(f"{shown.name}: {error}") from None
-    return Score(shown.name, *after, shown.damaged_psnr, *before[1:])
+    return Score(shown.name, *after, shown.degraded_psnr, *before[1:])
 
 
 def _exact_psnr(pair: Pair) -> float:
     """Of what goes in: noise is never rounded nor clipped."""
-    mean_square = float((pair.damaged.double() - pair.clean.double()).square().mean())
+    mean_square = float((pair.degraded.double() - pair.clean.double()).square().mean())
     return float("inf") if mean_square == 0 else -10 * float(np.log10(mean_square))

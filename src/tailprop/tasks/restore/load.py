@@ -1,66 +1,125 @@
-"""A trained restoration network, from its run folder."""
+"""A trained restoration network, from its run folder or exported weights."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tailprop.engine.checkpoint import read_state_dict
-from tailprop.engine.config import build
-from tailprop.engine.run_settings import read_settings, weights_file
+from tailprop.data.broken import Broken
+from tailprop.data.raster import Pixels, peak, try_pixels
+from tailprop.engine.run_settings import find_weights, read_settings
 from tailprop.runtime.precision import autocast
-from tailprop.tasks.restore.data import RestoreDataConfig
+from tailprop.tasks.common.models import check_finite, load_weights
+from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, to_array
+from tailprop.tasks.restore.degrade import to_unit
 from tailprop.tasks.restore.inference import restore_tiled, restore_whole
-from tailprop.tasks.restore.task import RestorerConfig, build_restorer
+from tailprop.tasks.restore.task import RestoreConfig, build_restorer
 
 __all__ = ["Restorer", "load_restorer"]
 
 
 @dataclass(frozen=True)
-class Restorer:
-    """A network in evaluation mode, and the damage it was trained to undo."""
+class Restorer(Predictor[RestoreConfig, Pixels]):
+    """A restoration network; it tells nothing apart, so `names` is empty."""
 
-    model: nn.Module
-    name: str
-    in_chans: int
-    data: RestoreDataConfig
-    paper: str = ""  # what the paper says of it, and on which set
+    @property
+    def name(self) -> str:
+        return self.settings.model.name
+
+    @property
+    def in_chans(self) -> int:
+        return self.settings.model.in_chans
+
+    @property
+    def paper(self) -> str:
+        """What the paper says of it, and on which set."""
+        number = self.settings.paper_psnr.get(self.name)
+        return "" if number is None else f"the paper, on {self.settings.paper_set}: {number} dB"
+
+    def predict(self, images: Any, precision: str = "fp32", tile_px: int | None = None) -> Any:
+        """The restored image, an array (H, W, C) with the bits and channels of the given one, or a list of them for a list.
+
+        `tile_px` restores in tiles of that side, which takes less memory.
+        """
+        given, is_list = as_list(images)
+        restored = [self.restore_pixels(_to_pixels(image), tile_px, precision=precision) for image in given]
+        return restored if is_list else restored[0]
+
+    def predict_all(self, images: Sequence[ImageInput], precision: str = "fp32") -> list[Pixels]:
+        return self.predict(list(images), precision)
 
     def restore(
         self,
-        damaged: Tensor,
+        degraded: Tensor,
         tile_px: int | None = None,
         overlap_px: int = 32,
         precision: str = "fp32",
         tick: Callable[[float], object] = lambda _share: None,
     ) -> Tensor:  # (B, in_chans, H, W) -> the same
-        """The restored picture, whole or in tiles; `tick` is told the share that is done with each."""
-        with autocast(damaged.device, precision):
-            if tile_px is None or tile_px >= max(damaged.shape[-2:]):
-                restored = restore_whole(self.model, damaged)
+        """The restored image, whole or in tiles; `tick` is told the share that is done with each."""
+        with autocast(degraded.device, precision):
+            if tile_px is None or tile_px >= max(degraded.shape[-2:]):
+                restored = restore_whole(self.model, degraded)
                 tick(1.0)
             else:
-                restored = restore_tiled(self.model, damaged, tile_px, overlap_px, tick)
-        if not bool(torch.isfinite(restored).all()):
-            raise ValueError(
-                f"the answer of {self.name} is not finite; use --precision fp32, and if it is, its weights are damaged"
-            )
+                restored = restore_tiled(self.model, degraded, tile_px, overlap_px, tick)
+        check_finite(restored)
         return restored
 
+    def restore_pixels(
+        self,
+        pixels: Pixels,
+        tile_px: int | None = None,
+        overlap_px: int = 64,
+        precision: str = "fp32",
+        tick: Callable[[float], object] = lambda _share: None,
+    ) -> Pixels:
+        """A restored image with the bits, the channels and the transparency of the given one, (H, W, C).
 
-def load_restorer(where: str) -> Restorer:
+        A gray network restores each channel of a colour image by itself; a colour network sees gray as three equal channels,
+        and their mean is taken. `tick` is told the share that is done with every tile.
+        """
+        colours = 1 if pixels.shape[2] <= 2 else 3
+        unit = np.moveaxis(to_unit(pixels[..., :colours]), -1, 0).copy()
+        degraded = torch.from_numpy(unit).to(self.device)  # (colours, H, W)
+        rounds = colours if self.in_chans == 1 else 1
+
+        def restore(image: Tensor) -> Tensor:  # (1, in_chans, H, W)
+            return self.restore(image, tile_px, overlap_px, precision, lambda share: tick(share / rounds))
+
+        if self.in_chans == 1:
+            restored = torch.cat([restore(channel[None, None])[0] for channel in degraded])
+        elif colours == 1:
+            restored = restore(degraded.expand(3, -1, -1)[None])[0].mean(0, keepdim=True)
+        else:
+            restored = restore(degraded[None])[0]
+        values = (restored.clamp(0, 1) * peak(pixels)).round().cpu().numpy().astype(pixels.dtype)
+        return np.concatenate([np.moveaxis(values, 0, -1), pixels[..., colours:]], axis=2)
+
+
+def _to_pixels(image: ImageInput) -> Pixels:
+    """An image as an array (H, W, C) of 8 or 16 bits."""
+    if isinstance(image, str | Path):
+        pixels = try_pixels(Path(image))
+        if isinstance(pixels, Broken):
+            raise ValueError(str(pixels))
+        return pixels
+    array = to_array(image) if isinstance(image, Tensor | np.ndarray) else np.asarray(image)
+    if np.issubdtype(array.dtype, np.floating):
+        array = np.clip(array * 65535 + 0.5, 0, 65535).astype(np.uint16)  # floats have more than 8 bits
+    if array.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"an image array holds 8 or 16 bits, or floats from 0 to 1, got {array.dtype}")
+    return array[..., None] if array.ndim == 2 else array
+
+
+def load_restorer(where: str | Path) -> Restorer:
     """Load a restoration network from a run folder, or from exported weights."""
-    weights = weights_file(where)
-    settings = read_settings(where)
-    config = build(RestorerConfig, {**settings["model"], "init": None}, "model.")
-    model = build_restorer(config, report=False)
-    try:
-        model.load_state_dict(read_state_dict(weights))
-    except RuntimeError as error:
-        raise ValueError(f"{weights} does not fit {config.name}: {str(error).splitlines()[1].strip()}") from None
-    data = build(RestoreDataConfig, settings["data"], "data.")
-    model.to(memory_format=torch.channels_last)  # as in training: another layout rounds differently
-    number = settings.get("paper_psnr", {}).get(config.name)
-    paper = "" if number is None else f"the paper, on {settings['paper_set']}: {number} dB"
-    return Restorer(model.eval(), config.name, config.in_chans, data, paper)
+    weights = find_weights(where)
+    config = read_settings(where, RestoreConfig)
+    config = replace(config, model=replace(config.model, init=None))
+    model = build_restorer(config.model, report=False)
+    return Restorer(load_weights(model, weights, config.model.name), config, ())

@@ -1,4 +1,4 @@
-"""How close a restored picture is to the clean one: PSNR, SSIM and PSNR-B of 8-bit pictures, as SwinIR measures them.
+"""How close a restored image is to the clean one: PSNR, SSIM and PSNR-B of 8-bit images, as SwinIR measures them.
 
 Shapes: uint8 arrays (H, W, C). No border is cut off.
 """
@@ -12,41 +12,41 @@ from torch import Tensor
 
 from tailprop.data.broken import Broken
 
-__all__ = ["Restored", "Score", "Scores", "mean_scores", "psnr", "psnr_b", "ssim", "to_picture"]
+__all__ = ["Restored", "Score", "Scores", "mean_scores", "psnr", "psnr_b", "ssim", "to_bytes"]
 
 _BLOCK: Final = 8  # JPEG's
 SSIM_LEAST_PX: Final = 11  # its window
 
-Picture = npt.NDArray[np.uint8]
+Pixels8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A picture before and after, and as it should be, 8 bits each, (H, W, C)."""
+    """An image before and after, and as it should be, 8 bits each, (H, W, C)."""
 
     name: str
-    damaged: Picture
-    restored: Picture
-    clean: Picture
-    damaged_psnr: float  # dB, of what went into the network, which need not be of 8 bits
+    degraded: Pixels8
+    restored: Pixels8
+    clean: Pixels8
+    degraded_psnr: float  # dB, of what went into the network, which need not be of 8 bits
 
 
-def psnr(restored: Picture, clean: Picture) -> float:
-    """Peak signal-to-noise ratio in dB; infinite for equal pictures."""
+def psnr(restored: Pixels8, clean: Pixels8) -> float:
+    """Peak signal-to-noise ratio in dB; infinite for equal images."""
     return _decibels(_mean_square(restored, clean))
 
 
-def ssim(restored: Picture, clean: Picture) -> float:
+def ssim(restored: Pixels8, clean: Pixels8) -> float:
     """Structural similarity with Wang's window (11 x 11, sigma 1.5), averaged over channels; scikit-image's."""
     from skimage.metrics import structural_similarity
 
     if min(clean.shape[:2]) < SSIM_LEAST_PX:
-        raise ValueError(f"SSIM needs {SSIM_LEAST_PX}x{SSIM_LEAST_PX} px, the picture has {clean.shape[0]}x{clean.shape[1]}")
+        raise ValueError(f"SSIM needs {SSIM_LEAST_PX}x{SSIM_LEAST_PX} px, the image has {clean.shape[0]}x{clean.shape[1]}")
     settings: dict[str, Any] = dict(gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255)
     return float(structural_similarity(restored, clean, channel_axis=-1, **settings))
 
 
-def psnr_b(restored: Picture, clean: Picture) -> float:
+def psnr_b(restored: Pixels8, clean: Pixels8) -> float:
     """PSNR whose error grows with the steps between JPEG blocks that are left (Yim & Bovik 2011), averaged over channels."""
     channels = [
         _decibels(_mean_square(a, b) + _blocking(a.astype(np.float64)))
@@ -79,20 +79,20 @@ def _blocking(x: npt.NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class Score:
-    """How one picture came out."""
+    """How one image came out."""
 
     name: str
     psnr: float  # dB
     ssim: float
     psnr_b: float  # dB
-    damaged_psnr: float  # dB, before restoration
-    damaged_ssim: float
-    damaged_psnr_b: float
+    degraded_psnr: float  # dB, before restoration
+    degraded_ssim: float
+    degraded_psnr_b: float
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How all pictures came out, in the order of their files."""
+    """How all images came out, in the order of their files."""
 
     rows: tuple[Score, ...]
     broken: tuple[Broken, ...] = ()
@@ -101,14 +101,14 @@ class Scores:
         return float(np.mean([getattr(row, name) for row in self.rows]))
 
 
-def _all_three(picture: Picture, clean: Picture) -> tuple[float, float, float]:
-    return psnr(picture, clean), ssim(picture, clean), psnr_b(picture, clean)
+def _all_three(image: Pixels8, clean: Pixels8) -> tuple[float, float, float]:
+    return psnr(image, clean), ssim(image, clean), psnr_b(image, clean)
 
 
 def mean_scores(scores: Scores) -> dict[str, float]:
     return {f.name: scores.mean(f.name) for f in fields(Score) if f.name != "name"}
 
 
-def to_picture(values: Tensor) -> Picture:
+def to_bytes(values: Tensor) -> Pixels8:
     """Clipped and rounded to 8 bits, (C, H, W) -> (H, W, C)."""
     return np.asarray((values.float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())

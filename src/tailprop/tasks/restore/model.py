@@ -1,10 +1,10 @@
-"""Networks that restore pictures: SwinIR's body with a choice of mixers, and DnCNN.
+"""Networks that restore images: SwinIR's body with a choice of mixers, and DnCNN.
 
-Shapes: B batch, H height, W width, C channels. Pictures come and go as (B, in_chans, H, W) with values around [0, 1], of any
+Shapes: B batch, H height, W width, C channels. Images come and go as (B, in_chans, H, W) with values around [0, 1], of any
 size; inside the body maps are channels-last, (B, H, W, C), as in `backbone`.
 
 The body (SwinIR, Liang et al. 2021): a 3x3 convolution, residual groups of layers each closed by a convolution, a long skip
-over all groups, a 3x3 convolution out. For noise and JPEG the output is added to the input: what is learned is the damage.
+over all groups, a 3x3 convolution out. For noise and JPEG the output is added to the input: what is learned is the degradation.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from tailprop.utils.validation import check_at_least, check_between, check_choic
 __all__ = ["RESTORERS", "DnCNN", "TailPropIR", "create_restorer"]
 
 WINDOW: Final = "window"  # SwinIR's own mixer, beside those of the backbones
-RGB_MEAN: Final = (0.4488, 0.4371, 0.4040)  # of DIV2K; SwinIR takes it off colour pictures
+RGB_MEAN: Final = (0.4488, 0.4371, 0.4040)  # of DIV2K; SwinIR takes it off colour images
 
 
 class WindowLayer(nn.Module):
@@ -71,7 +71,7 @@ class TailPropIR(nn.Module):
     """SwinIR's body with its token mixers replaced (the paper's cross-backbone table).
 
     Args:
-        in_chans: Channels of the pictures: 1 gray, 3 colour.
+        in_chans: Channels of the images: 1 gray, 3 colour.
         dim: Channels C of the body.
         depths: Layers of each residual group.
         mixer: What stands in for window attention: any mixer of the backbone in its TPO block, or "window", SwinIR itself.
@@ -139,12 +139,12 @@ class TailPropIR(nn.Module):
         named_apply(_init_module, self)
         if self.freq_embed is not None:
             trunc_normal_(self.freq_embed, std=0.02)
-        for parameter in self.conv_out.parameters():  # begin with the picture as it is
+        for parameter in self.conv_out.parameters():  # begin with the image as it is
             nn.init.zeros_(parameter)
 
     @property
     def grid_px(self) -> int:
-        """Side of the squares that patches and windows make of a picture."""
+        """Side of the squares that patches and windows make of an image."""
         return self.patch_px * self.window_px
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -157,8 +157,8 @@ class TailPropIR(nn.Module):
         h, w = x.shape[-2:]
         padded = _pad_to_multiple((x - self.mean) * self.img_range, self.grid_px)
         patches = F.pixel_unshuffle(padded, self.patch_px)  # (B, in_chans p^2, H/p, W/p)
-        damage = F.pixel_shuffle(self.conv_out(to_nchw(self._body(patches))), self.patch_px)
-        return x + damage[..., :h, :w] / self.img_range
+        residual = F.pixel_shuffle(self.conv_out(to_nchw(self._body(patches))), self.patch_px)
+        return x + residual[..., :h, :w] / self.img_range
 
     def _body(self, patches: Tensor) -> Tensor:
         shallow = to_nhwc(self.conv_in(patches))  # (B, H/p, W/p, C)
@@ -170,7 +170,7 @@ class TailPropIR(nn.Module):
 
 
 class DnCNN(nn.Module):
-    """Zhang et al. 2017: a chain of 3x3 convolutions with batch norm that predicts the damage; 17 layers gray, 20 colour."""
+    """Zhang et al. 2017: a chain of 3x3 convolutions with batch norm that predicts the degradation; 17 layers gray, 20 colour."""
 
     def __init__(self, in_chans: int = 1, dim: int = 64, depth: int | None = None) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class DnCNN(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        for parameter in self.conv_out.parameters():  # begin with the picture as it is
+        for parameter in self.conv_out.parameters():  # begin with the image as it is
             nn.init.zeros_(parameter)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -201,7 +201,7 @@ class DnCNN(nn.Module):
 
 
 def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Mirror the picture beyond its right and lower edge until its sides are multiples; a thin one gets its edge repeated."""
+    """Mirror the image beyond its right and lower edge until its sides are multiples; a thin one gets its edge repeated."""
     h, w = x.shape[-2:]
     below, right = -h % multiple, -w % multiple
     if below == right == 0:

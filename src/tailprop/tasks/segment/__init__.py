@@ -1,1 +1,16 @@
 """Semantic segmentation."""
+
+from tailprop.engine.task import TaskSpec
+
+SPEC = TaskSpec(
+    package=__name__,
+    title="semantic segmentation",
+    config="task:SegmentConfig",
+    task="task:Segmentation",
+    load="load:load_segmenter",
+    evaluate="evaluate:SegmentEval",
+    predict="predict:SegmentPredict",
+    bench="bench:BenchSegment",
+    metrics={"miou": "mean IoU, %", "pixel_accuracy": "pixels right, %", "class_accuracy": "mean class accuracy, %"},
+    artifacts=("learning.png", "predictions.jpg", "pictures.jpg"),
+)

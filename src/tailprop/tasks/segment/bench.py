@@ -1,4 +1,4 @@
-"""`tailprop bench segment`: multiply-adds at 512x512 and pictures per second of UPerNet over several backbones.
+"""`tailprop bench segment`: multiply-adds at 512x512 and images per second of UPerNet over several backbones.
 
 Weights are random; a segmenter does the same work whatever it sees. Rounds are interleaved and the best of each counts, as in
 `tailprop bench`. Multiply-adds are those of matrix products and convolutions; the auxiliary head works in training only.
@@ -15,7 +15,7 @@ from torch import Tensor
 from tailprop.backbone.cost import count_parameters
 from tailprop.engine.config import ModelConfig
 from tailprop.runtime.provenance import provenance
-from tailprop.tasks.common.bench import PictureCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
+from tailprop.tasks.common.bench import ImageCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
 from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
 from tailprop.utils.validation import check_at_least
 
@@ -37,14 +37,14 @@ PAPER_GMACS: Final = {  # at 512x512
 
 @dataclass(frozen=True)
 class BenchSegment:
-    """Cost of UPerNet for one picture, measured in turn."""
+    """Cost of UPerNet for one image, measured in turn."""
 
     models: tuple[str, ...] = ("tailprop_tiny", "tailprop_small", "tailprop_base", "convnext_tiny", SWIN, "vheat_tiny")
     """timm names of backbones; the first is the one the others are compared with."""
     height: int = 512
-    """Height of the picture."""
+    """Height of the image."""
     width: int = 512
-    """Width of the picture."""
+    """Width of the image."""
     rounds: int = 5
     """Rounds after one to warm up; 0 = count multiply-adds only, at no cost."""
     classes: int = 150
@@ -74,9 +74,9 @@ def run(options: BenchSegment) -> None:
         write_costs(options.out, costs, where)
 
 
-def measure(options: BenchSegment) -> list[PictureCost]:
+def measure(options: BenchSegment) -> list[ImageCost]:
     seconds = _time_all(options) if options.rounds > 0 else {}
-    return [PictureCost(name, *_count(name, options), PAPER_GMACS.get(name), seconds.get(name, ())) for name in options.models]
+    return [ImageCost(name, *_count(name, options), PAPER_GMACS.get(name), seconds.get(name, ())) for name in options.models]
 
 
 def _build(name: str, options: BenchSegment) -> Segmenter:
@@ -91,15 +91,15 @@ def _count(name: str, options: BenchSegment) -> tuple[int, int]:
 
 def _time_all(options: BenchSegment) -> dict[str, list[float]]:
     torch.manual_seed(0)
-    picture = torch.randn(1, 3, options.height, options.width, device=options.device)
+    image = torch.randn(1, 3, options.height, options.width, device=options.device)
     models = [_build(name, options).to(options.device).to(memory_format=torch.channels_last) for name in options.models]
-    steps = {name: _step(model, picture) for name, model in zip(options.models, models, strict=True)}
+    steps = {name: _step(model, image) for name, model in zip(options.models, models, strict=True)}
     return time_in_turn(steps, options.rounds, options.device, "labelling")
 
 
-def _step(model: Segmenter, picture: Tensor) -> Callable[[], object]:
+def _step(model: Segmenter, image: Tensor) -> Callable[[], object]:
     def step() -> None:
         with torch.inference_mode():
-            model(picture)
+            model(image)
 
     return step

@@ -1,4 +1,4 @@
-"""Label maps to look at: a colour for every class, tinted pictures, legends; and label maps to keep, as PNGs of numbers."""
+"""Label maps to look at: a colour for every class, tinted images, legends; and label maps to keep, as PNGs of numbers."""
 
 import colorsys
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tailprop.data.formats.label_maps import IGNORE
 
-__all__ = ["class_colour", "draw_labels", "legend", "save_labels", "stack_legend", "with_legend"]
+__all__ = ["class_color", "draw_labels", "legend", "save_labels", "stack_legend", "with_legend"]
 
-TINT: Final = 0.6  # how much of a class's colour covers the picture
+TINT: Final = 0.6  # how much of a class's colour covers the image
 MOST_NAMED: Final = 24  # classes in a legend
 MOST_PX: Final = 16_384  # a side is not enlarged beyond that; JPEGs end at 65,500
 
 Labels = npt.NDArray[np.signedinteger[Any]]
 
 
-def class_colour(number: int) -> tuple[int, int, int]:
+def class_color(number: int) -> tuple[int, int, int]:
     """A colour for each class: hues a golden angle apart, saturation and brightness by steps of their own.
 
     The steps were chosen by trial so that 150 colours are as far apart as can be (36 at least, over red, green and blue).
@@ -30,11 +30,11 @@ def class_colour(number: int) -> tuple[int, int, int]:
     return round(255 * r), round(255 * g), round(255 * b)
 
 
-def draw_labels(picture: Image.Image, labels: Labels) -> Image.Image:
-    """An RGB picture tinted with the colours of its classes; pixels without one stay as they are. Labels: (H, W)"""
-    pixels = np.asarray(picture.convert("RGB")).astype(np.float32)
+def draw_labels(image: Image.Image, labels: Labels) -> Image.Image:
+    """An RGB image tinted with the colours of its classes; pixels without one stay as they are. Labels: (H, W)"""
+    pixels = np.asarray(image.convert("RGB")).astype(np.float32)
     known = labels != IGNORE
-    colours = np.array([class_colour(i) for i in range(max(0, int(labels.max())) + 1)], dtype=np.float32)
+    colours = np.array([class_color(i) for i in range(max(0, int(labels.max())) + 1)], dtype=np.float32)
     pixels[known] = (1 - TINT) * pixels[known] + TINT * colours[labels[known]]
     return Image.fromarray(pixels.round().astype(np.uint8))
 
@@ -43,7 +43,7 @@ def legend(counts: npt.NDArray[np.int64], names: Sequence[str], width: int) -> I
     """Colours and names of the classes that have pixels, most of them first, in as many rows as the width needs."""
     font = ImageFont.load_default(size=(size := int(np.clip(width / 40, 11, 28))))
     order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
-    texts = [(class_colour(i), f"{names[i]} {100 * counts[i] / counts.sum():.1f} %") for i in order[:MOST_NAMED]]
+    texts = [(class_color(i), f"{names[i]} {100 * counts[i] / counts.sum():.1f} %") for i in order[:MOST_NAMED]]
     if len(order) > MOST_NAMED:
         texts.append(((255, 255, 255), f"and {len(order) - MOST_NAMED} more"))
     spots, right, bottom = _spread(texts, font, size, width)
@@ -68,21 +68,21 @@ def _spread(texts: Sequence[tuple[Any, str]], font: Any, size: int, width: int) 
     return spots, right, y + size + 8
 
 
-def with_legend(picture: Image.Image, counts: npt.NDArray[np.int64], names: Sequence[str], least_px: int = 384) -> Image.Image:
-    """A picture with a legend below it; a small one is enlarged, or the letters would be larger than what they name."""
-    times = max(1, min(round(least_px / picture.width), MOST_PX // picture.height))
-    picture = picture.resize((times * picture.width, times * picture.height), Image.Resampling.NEAREST)
-    below = legend(counts, names, picture.width)
-    page = Image.new("RGB", (max(picture.width, below.width), picture.height + below.height), "white")
-    page.paste(picture, (0, 0))
-    page.paste(below, (0, picture.height))
+def with_legend(image: Image.Image, counts: npt.NDArray[np.int64], names: Sequence[str], least_px: int = 384) -> Image.Image:
+    """An image with a legend below it; a small one is enlarged, or the letters would be larger than what they name."""
+    times = max(1, min(round(least_px / image.width), MOST_PX // image.height))
+    image = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
+    below = legend(counts, names, image.width)
+    page = Image.new("RGB", (max(image.width, below.width), image.height + below.height), "white")
+    page.paste(image, (0, 0))
+    page.paste(below, (0, image.height))
     return page
 
 
 def stack_legend(path: Path, counts: npt.NDArray[np.int64], names: Sequence[str]) -> None:
-    """Put a legend below a picture that is a file."""
-    with Image.open(path) as picture:
-        page = with_legend(picture.convert("RGB"), counts, names)
+    """Put a legend below an image that is a file."""
+    with Image.open(path) as image:
+        page = with_legend(image.convert("RGB"), counts, names)
     page.save(path, quality=88)
 
 

@@ -1,6 +1,6 @@
-"""A class for every pixel of a picture of any size: the whole picture at once, or window by window with exact averages.
+"""A class for every pixel of an image of any size: the whole image at once, or window by window with exact averages.
 
-Shapes: K classes; H, W the picture as it is; h, w the picture as the model sees it (a view of it: resized, perhaps mirrored).
+Shapes: K classes; H, W the image as it is; h, w the image as the model sees it (a view of it: resized, perhaps mirrored).
 """
 
 import math
@@ -12,19 +12,21 @@ import torch
 from torch import Tensor
 
 from tailprop.backbone.model import MIN_SIZE_PX
-from tailprop.tasks.segment.data import fit_within, normalise, resize_picture
+from tailprop.data.resize import fit_within
+from tailprop.tasks.common.models import check_finite
+from tailprop.tasks.segment.data import normalise, resize_image
 from tailprop.tasks.segment.model import enlarge
 from tailprop.utils.validation import check_at_least
 
-__all__ = ["InferenceConfig", "label_picture", "slide", "windows"]
+__all__ = ["InferenceConfig", "label_image", "slide", "windows"]
 
 Model = Callable[[Tensor], Tensor]  # (1, 3, h, w) -> (1, K, h, w)
-CLASSES_AT_ONCE: Final = 16  # enlarged to the picture's size together: 150 of a 12 megapixel picture would take 7 GB
+CLASSES_AT_ONCE: Final = 16  # enlarged to the image's size together: 150 of a 12 megapixel image would take 7 GB
 
 
 @dataclass(frozen=True)
 class InferenceConfig:
-    """How a trained segmenter looks at a picture."""
+    """How a trained segmenter looks at an image."""
 
     mode: Literal["slide", "whole"] = "slide"
     """slide: in windows, averaged where they overlap; whole: at once."""
@@ -72,19 +74,19 @@ def slide(model: Model, image: Tensor, window: int, stride: int) -> Tensor:
 
 
 @torch.inference_mode()
-def label_picture(model: Model, image: Tensor, config: InferenceConfig, short_px: int, long_px: int) -> Tensor:
+def label_image(model: Model, image: Tensor, config: InferenceConfig, short_px: int, long_px: int) -> Tensor:
     """The class of every pixel: (3, H, W) in bytes -> (H, W).
 
     Args:
         model: Images to logits; a module has to be in evaluation mode already.
-        short_px: Shorter side the picture is resized to.
+        short_px: Shorter side the image is resized to.
         long_px: Its longer side at most.
     """
     h, w = image.shape[-2:]
     views = []
     for scale in config.scales:
         size = fit_within(h, w, scale * short_px, scale * long_px)
-        view = normalise(resize_picture(image[None].float(), size))
+        view = normalise(resize_image(image[None].float(), size))
         views.append(_logits(model, view, config))
         if config.flip:
             views.append(_logits(model, view.flip(-1), config).flip(-1))
@@ -103,8 +105,8 @@ def most_probable(views: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
 
     A few classes at a time, so that the enlarged logits of all of them never exist at once; the outcome is the same.
     """
-    if not all(torch.isfinite(view).all() for view in views):
-        raise ValueError("the model's answer is not finite; use --precision fp32, and if it is, its weights are damaged")
+    for view in views:
+        check_finite(view)
     norms = [_log_sum(view, size) for view in views] if len(views) > 1 else [None]  # alone, the highest logit will do
     best: Tensor | None = None
     for first in range(0, views[0].shape[1], CLASSES_AT_ONCE):

@@ -1,47 +1,69 @@
-"""A trained segmenter, its classes, and how it looks at pictures."""
+"""A trained segmenter, its classes, and how it looks at images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tailprop.engine.checkpoint import read_state_dict
-from tailprop.engine.config import build
-from tailprop.engine.run_settings import read_notes, read_settings, weights_file
-from tailprop.tasks.segment.inference import label_picture
-from tailprop.tasks.segment.model import Segmenter, create_segmenter
+from tailprop.data.loader import to_device
+from tailprop.engine.run_settings import find_weights, read_metadata, read_settings
+from tailprop.runtime.precision import autocast
+from tailprop.tasks.common.models import load_weights
+from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil, to_tensor
+from tailprop.tasks.segment.inference import label_image
+from tailprop.tasks.segment.model import create_segmenter
 from tailprop.tasks.segment.task import SegmentConfig
 
-__all__ = ["LoadedSegmenter", "load_segmenter"]
+__all__ = ["LabelMap", "LoadedSegmenter", "load_segmenter"]
 
 
 @dataclass(frozen=True)
-class LoadedSegmenter:
-    """A model in evaluation mode, the settings of its run, and the names of its classes."""
+class LabelMap:
+    """The class of every pixel of an image."""
 
-    model: Segmenter
-    config: SegmentConfig
-    classes: tuple[str, ...]
-    first_label: int  # number of the first class in the label maps it was trained on
+    labels: Tensor  # (H, W): places in `names`
+    names: tuple[str, ...]
+
+    @property
+    def counts(self) -> Tensor:
+        """Pixels of each class, (K,)."""
+        return torch.bincount(self.labels.flatten(), minlength=len(self.names))
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the pixels of each class that occurs, the largest first."""
+        counts = self.counts
+        order = counts.argsort(descending=True, stable=True).tolist()
+        return {self.names[i]: counts[i].item() / self.labels.numel() for i in order if counts[i] > 0}
+
+
+@dataclass(frozen=True)
+class LoadedSegmenter(Predictor[SegmentConfig, LabelMap]):
+    """A segmenter; `names` are its classes."""
+
+    first_label: int = 0  # number of the first class in the label maps it was trained on
 
     def label(self, image: Tensor) -> Tensor:
-        """The class of every pixel of a picture in bytes, (3, H, W) -> (H, W)."""
-        data = self.config.data
-        return label_picture(self.model, image, self.config.inference, data.short_px, data.long_px)
+        """The class of every pixel of an image in bytes, (3, H, W) -> (H, W)."""
+        data = self.settings.data
+        return label_image(self.model, image, self.settings.inference, data.short_px, data.long_px)
+
+    def predict_all(self, images: Sequence[ImageInput], precision: str = "fp32") -> list[LabelMap]:
+        with autocast(self.device, precision):
+            tensors = (to_device(to_tensor(to_pil(image, "RGB")), self.device) for image in images)
+            return [LabelMap(self.label(image).cpu(), self.names) for image in tensors]
 
 
-def load_segmenter(where: str) -> LoadedSegmenter:
+def load_segmenter(where: str | Path) -> LoadedSegmenter:
     """Load a segmenter from its run folder, or from exported weights."""
-    weights = weights_file(where)
-    config = build(SegmentConfig, read_settings(where))
-    notes = read_notes(weights)
-    if "first_label" not in notes:
+    weights = find_weights(where)
+    config = read_settings(where, SegmentConfig)
+    config = replace(config, model=replace(config.model, init=None))
+    metadata = read_metadata(weights)
+    if "first_label" not in metadata:
         raise ValueError(f"{weights} has no model.safetensors beside it that names its classes; the run was not finished")
-    classes = tuple(notes["classes"].split("\n"))
-    model, _ = create_segmenter(replace(config.model, init=None), len(classes), config.segmenter)
-    try:
-        model.load_state_dict(read_state_dict(weights))
-    except RuntimeError as error:
-        raise ValueError(f"{weights} does not fit {config.model.name}: {str(error).splitlines()[1].strip()}") from None
-    model.to(memory_format=torch.channels_last)  # as in training: another layout rounds differently
-    return LoadedSegmenter(model.eval(), config, classes, int(notes["first_label"]))
+    names = tuple(metadata["classes"].split("\n"))
+    model, _ = create_segmenter(config.model, len(names), config.segmenter)
+    return LoadedSegmenter(load_weights(model, weights, config.model.name), config, names, int(metadata["first_label"]))

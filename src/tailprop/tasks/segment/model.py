@@ -1,6 +1,6 @@
 """UPerNet over any backbone timm knows: our stages, the decoder of segmentation-models-pytorch, an auxiliary head.
 
-Shapes: B batch, H height, W width of the pictures, K classes. Each stage's output is normalised before both heads, as in the
+Shapes: B batch, H height, W width of the images, K classes. Each stage's output is normalised before both heads, as in the
 segmenters of Swin, ConvNeXt and vHeat.
 """
 
@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from tailprop.backbone.cost import count_macs
 from tailprop.backbone.weights import WarmStartReport
-from tailprop.engine.checkpoint import read_state_dict, warm_start
 from tailprop.engine.config import ModelConfig
-from tailprop.engine.run_settings import weights_file
-from tailprop.tasks.common.pyramid import create_stages, spared_from_decay
+from tailprop.tasks.common.pyramid import create_stages, no_weight_decay_names, start_from
 from tailprop.utils.validation import check_at_least
 
 __all__ = ["Segmenter", "SegmenterConfig", "create_segmenter", "segmenter_macs"]
@@ -85,7 +83,7 @@ class Segmenter(nn.Module):
         return logits, enlarge(self.aux(maps[2]), x.shape[-2:])[..., :h, :w]
 
     def no_weight_decay(self) -> set[str]:
-        return spared_from_decay(self.body, "backbone.model")
+        return no_weight_decay_names(self.body, "backbone.model")
 
     def output_layers(self) -> list[nn.Module]:
         return [self.head[-1]] if self.aux is None else [self.head[-1], self.aux[-1]]
@@ -123,13 +121,9 @@ def create_segmenter(model: ModelConfig, num_classes: int, config: SegmenterConf
     """The segmenter, its backbone from scratch or from a classifier's checkpoint."""
     multiple_px = 32 if timm.get_pretrained_cfg_value(model.name, "fixed_input_size") else 1  # Swin; ours take any size
     segmenter = Segmenter(create_stages(model, "a segmenter"), num_classes, config, multiple_px)
-    if model.init is None:
-        return segmenter, None
-    state = read_state_dict(weights_file(model.init))
-    whole = any(name.startswith("decoder.") for name in state)  # a segmenter's checkpoint: heads too, where they fit
-    return segmenter, warm_start(segmenter if whole else segmenter.body, state)
+    return segmenter, start_from(segmenter, segmenter.body, model.init, head="decoder.")
 
 
 def segmenter_macs(segmenter: Segmenter, height: int = 512, width: int = 512) -> int:
-    """Multiply-adds for one picture of this size, without the auxiliary head, which only training uses; nothing is computed."""
+    """Multiply-adds for one image of this size, without the auxiliary head, which only training uses; nothing is computed."""
     return count_macs(copy.deepcopy(segmenter).to("meta").eval(), height, width)

@@ -1,96 +1,88 @@
-"""`tailprop predict` for a segmenter: label maps as PNGs, and pictures tinted by class with a legend."""
+"""`tailprop predict` for a segmenter: label maps as PNGs, and images tinted by class with a legend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import list_pictures, quiet_pillow, read_picture, refuse_what_is_there, unique_stems
-from tailprop.data.loader import to_device
-from tailprop.runtime.distributed import together
-from tailprop.runtime.precision import autocast
-from tailprop.tasks.common.predict import Answering, Skipped
+from tailprop.data.images import check_no_overwrite, list_images, read_image, suppress_pillow_warnings, unique_stems
+from tailprop.runtime.distributed import process_group
+from tailprop.tasks.common.options import PredictOptions
+from tailprop.tasks.common.predictor import SkippedImages, progress_bar
 from tailprop.tasks.segment.draw import draw_labels, save_labels, with_legend
 from tailprop.tasks.segment.evaluate import InferenceChoice
-from tailprop.tasks.segment.load import LoadedSegmenter, load_segmenter
+from tailprop.tasks.segment.load import LabelMap, LoadedSegmenter, load_segmenter
 from tailprop.utils.text import printable
 
-NAMED = 6  # classes of a picture in the table
-__all__ = ["PredictSegment", "run"]
+NAMED = 6  # classes of an image in the table
+__all__ = ["SegmentPredict", "run"]
 
 
 @dataclass(frozen=True)
-class PredictSegment(Answering):
-    """Say what every pixel of pictures shows."""
+class SegmentPredict(PredictOptions):
+    """Label every pixel of images."""
 
     out: Path = Path("segmented")
     """Folder for NAME.png (label map, numbers as in the training data), NAME_overlay.jpg and classes.txt."""
     inference: InferenceChoice = field(default_factory=InferenceChoice)
 
 
-def run(options: PredictSegment) -> None:
+def run(options: SegmentPredict) -> None:
     options.check()
-    with together(options.device, options.threads) as world:
-        if world.is_first:  # under torchrun one process answers, once
-            paths = list_pictures(options.pictures)
+    with process_group(options.device, options.threads) as world:
+        if world.is_main:  # under torchrun one process answers, once
+            paths = list_images(options.images)
             segmenter = load_segmenter(options.checkpoint)
-            config = replace(segmenter.config, inference=options.inference.over(segmenter.config.inference))
-            segmenter = replace(segmenter, config=config, model=segmenter.model.to(world.device))
+            settings = replace(segmenter.settings, inference=options.inference.over(segmenter.settings.inference))
+            segmenter = replace(segmenter, settings=settings, model=segmenter.model.to(world.device))
             options.out.mkdir(parents=True, exist_ok=True)
-            _guard(options, paths, _list(segmenter))
-            with quiet_pillow(), autocast(world.device, options.precision):
-                table = _look_at_all(options, segmenter, paths, world.device)
-            _say(options, table, segmenter)
+            _check_out(options, paths, _class_list(segmenter))
+            with suppress_pillow_warnings():
+                table = _label_all(options, segmenter, paths)
+            (options.out / "classes.txt").write_text(_class_list(segmenter), encoding="utf-8")
+            _print(options, table, segmenter)
 
 
-def _guard(options: PredictSegment, paths: Sequence[Path], classes: str) -> None:
+def _check_out(options: SegmentPredict, paths: Sequence[Path], classes: str) -> None:
     """Label maps in the folder may be the ones that were drawn by hand."""
     stems, names = unique_stems(paths), options.out / "classes.txt"
     maps = [options.out / f"{stem}.png" for stem in stems]
-    lists = [names] if names.exists() and names.read_text(errors="replace") != classes else []
-    refuse_what_is_there(paths, [*maps, *(options.out / f"{stem}_overlay.jpg" for stem in stems), *lists], options.overwrite)
+    lists = [names] if names.exists() and names.read_text(encoding="utf-8", errors="replace") != classes else []
+    check_no_overwrite(paths, [*maps, *(options.out / f"{stem}_overlay.jpg" for stem in stems), *lists], options.overwrite)
 
 
-def _list(segmenter: LoadedSegmenter) -> str:
+def _class_list(segmenter: LoadedSegmenter) -> str:
     """The table of labels and names, which `tailprop` reads as a list of classes."""
-    rows = [f"{label}\t{name}" for label, name in enumerate(segmenter.classes, start=segmenter.first_label)]
+    rows = [f"{label}\t{name}" for label, name in enumerate(segmenter.names, start=segmenter.first_label)]
     return "\n".join(["Idx\tName", *rows]) + "\n"
 
 
-def _look_at_all(options: PredictSegment, segmenter: LoadedSegmenter, paths: Sequence[Path], device: torch.device) -> Table:
-    table = Table("picture", "size", "classes, % of pixels")
-    quiet = not Console().is_terminal
-    skipped = Skipped(Console(stderr=True), options.on_broken, len(paths))
-    pairs = list(zip(paths, unique_stems(paths), strict=True))
-    for path, stem in track(pairs, "looking", transient=True, disable=quiet):
-        picture = read_picture(path, "RGB")
-        if isinstance(picture, Broken):
-            skipped.add(picture)
-            continue
-        image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-        labels = segmenter.label(to_device(image, device)).cpu().numpy()
-        counts = np.bincount(labels.ravel(), minlength=len(segmenter.classes))
-        save_labels(options.out / f"{stem}.png", labels, segmenter.first_label)
-        with_legend(draw_labels(picture, labels), counts, segmenter.classes).save(
-            options.out / f"{stem}_overlay.jpg", quality=92
-        )
-        most = [int(i) for i in np.argsort(-counts, kind="stable")[:NAMED] if counts[i] > 0]
-        named = ", ".join(f"{segmenter.classes[i]} {100 * counts[i] / labels.size:.1f}" for i in most)
-        table.add_row(Text(printable(str(path))), f"{picture.width}x{picture.height}", Text(named))
+def _label_all(options: SegmentPredict, segmenter: LoadedSegmenter, paths: Sequence[Path]) -> Table:
+    table, console = Table("image", "size", "classes, % of pixels"), Console(stderr=True)
+    skipped = SkippedImages(console, options.on_broken, len(paths))
+    with progress_bar("labelling", len(paths), console) as advance:
+        for path, stem in zip(paths, unique_stems(paths), strict=True):
+            advance(1)
+            image = read_image(path, "RGB")
+            if isinstance(image, Broken):
+                skipped.add(image)
+                continue
+            found: LabelMap = segmenter.predict(image, options.precision)
+            labels, counts = found.labels.numpy(), found.counts.numpy()
+            save_labels(options.out / f"{stem}.png", labels, segmenter.first_label)
+            overlay = with_legend(draw_labels(image, labels), counts, segmenter.names)
+            overlay.save(options.out / f"{stem}_overlay.jpg", quality=92)
+            named = ", ".join(f"{name} {100 * share:.1f}" for name, share in list(found.shares.items())[:NAMED])
+            table.add_row(Text(printable(str(path))), f"{image.width}x{image.height}", Text(printable(named)))
     return table
 
 
-def _say(options: PredictSegment, table: Table, segmenter: LoadedSegmenter) -> None:
-    (options.out / "classes.txt").write_text(_list(segmenter))
+def _print(options: SegmentPredict, table: Table, segmenter: LoadedSegmenter) -> None:
     console = Console()
     console.print(table)
-    first = segmenter.first_label
-    said = f"label maps ({first} = {segmenter.classes[0]}), overlays and classes.txt in {options.out}"
-    console.print(said, soft_wrap=True, markup=False)
+    first = f"{segmenter.first_label} = {printable(segmenter.names[0])}"
+    console.print(f"label maps ({first}), overlays and classes.txt in {options.out}", soft_wrap=True, markup=False)

@@ -1,0 +1,11 @@
+"""`tailprop eval CHECKPOINT`: measure a checkpoint, as its task does."""
+
+from tailprop.commands.dispatch import TaskCommand, parse_for_task
+
+
+def parse(args: list[str]) -> TaskCommand:
+    return parse_for_task("eval", "evaluate", args)
+
+
+def run(command: TaskCommand) -> int | None:
+    return command.run()

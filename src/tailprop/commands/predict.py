@@ -1,0 +1,11 @@
+"""`tailprop predict CHECKPOINT IMAGES`: what a checkpoint makes of images, as its task does."""
+
+from tailprop.commands.dispatch import TaskCommand, parse_for_task
+
+
+def parse(args: list[str]) -> TaskCommand:
+    return parse_for_task("predict", "predict", args)
+
+
+def run(command: TaskCommand) -> int | None:
+    return command.run()

@@ -1,0 +1,43 @@
+"""From settings to a finished run: train, draw, and say what came out."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tailprop.engine.config import TaskConfig
+from tailprop.engine.task import Task, TaskSpec
+from tailprop.engine.trainer import Trainer
+from tailprop.runtime.distributed import World
+
+__all__ = ["train"]
+
+
+def train(spec: TaskSpec, config: TaskConfig, world: World, summary: bool = True) -> tuple[Trainer, Any]:
+    """Train by some settings; the trainer with its history, and the task."""
+    task = spec.create(config, world)
+    trainer = Trainer(spec, task, config, world)
+    history = trainer.run()
+    if world.is_main:
+        _draw(task, history, trainer.folder.path)
+        if summary:
+            _print_summary(trainer)
+    return trainer, task
+
+
+def _draw(task: Task, history: list[dict[str, float]], folder: Path) -> None:
+    try:
+        task.draw(history, folder)
+    except Exception as error:  # a finished run must not fail for a figure
+        print(f"tailprop: its figures could not be drawn ({type(error).__name__}: {error})", file=sys.stderr)
+
+
+def _print_summary(trainer: Trainer) -> None:
+    best, folder = trainer.loop.best, trainer.folder
+    Console().print(
+        f"best: [bold]{trainer.task.summary(best)}[/] after epoch {best['epoch']:.0f}; "
+        f"{trainer.loop.seconds / 60:.1f} minutes of training"
+    )
+    weights = f"{folder.weights}: the best weights; " if folder.weights.exists() else ""
+    print(f"{weights}{folder.path / 'learning.png'}: the curve")

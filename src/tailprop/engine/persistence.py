@@ -1,0 +1,97 @@
+"""What a run keeps: checkpoints, exported weights, and the way back from them."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailprop.engine import checkpoint
+from tailprop.engine.resume import LoopState, RunIdentity
+from tailprop.engine.run_folder import RunFolder
+from tailprop.engine.settings import portable
+from tailprop.engine.task import Task
+from tailprop.engine.train_state import TrainState
+from tailprop.runtime.distributed import World, all_gather, any_rank
+from tailprop.runtime.rng import get_rng_state, seed_process, set_rng_state
+
+__all__ = ["Persistence"]
+
+
+@dataclass(frozen=True)
+class Persistence:
+    """Saves and restores a run. Every process calls it; rank 0 writes."""
+
+    folder: RunFolder
+    task: Task
+    config: Any  # settings of the task
+    state: TrainState
+    identity: RunIdentity
+    world: World
+
+    def save(self, loop: LoopState, is_best: bool = False) -> None:
+        """Write the last checkpoint, and the best one with its export if this is it."""
+        rng = all_gather(get_rng_state(self.world.device))
+        self.share_broken()
+        losses = all_gather(loop.loss_sum)
+        problem = None
+        if self.world.is_main:
+            try:
+                self._write(loop, rng, losses, is_best)
+            except (OSError, RuntimeError, MemoryError) as error:  # the others wait to hear of it
+                problem = error
+        if any_rank(problem is not None, self.world.device):
+            raise problem or OSError("rank 0 could not write the checkpoint")
+
+    def share_broken(self) -> None:
+        """Every process knows all that is broken, whatever rank it has after a restart."""
+        self.task.broken.update({name: reason for part in all_gather(dict(self.task.broken)) for name, reason in part.items()})
+
+    def _write(self, loop: LoopState, rng: list[Any], losses: list[float], is_best: bool) -> None:
+        payload = {
+            **self.state.state(),
+            "scheduler": {"step": loop.global_step},
+            "position": vars(loop) | {"loss_sum": losses},
+            "rng": rng,
+            "broken": dict(self.task.broken),
+            **vars(self.identity),
+        }
+        if is_best:
+            checkpoint.save_weights(self.folder.weights, self.state.evaluated, self._metadata())
+        checkpoint.save(self.folder.last, payload, also=self.folder.best if is_best else None)
+
+    def _metadata(self) -> dict[str, str]:
+        """What the exported weights say of themselves: enough to be used far from this run."""
+        return self.task.metadata() | {"settings": json.dumps(portable(self.config))}
+
+    def restore(self, path: Path, seed: int) -> LoopState:
+        """Take over a checkpoint; how far it is."""
+        payload = checkpoint.load(path)
+        self.identity.check(payload, path)
+        try:
+            self.state.load(payload)
+        except ValueError as error:
+            raise ValueError(f"{path} {error}") from None
+        losses = payload["position"].pop("loss_sum")
+        loop = LoopState(**payload["position"])
+        self.task.broken.update(payload["broken"])
+        if len(payload["rng"]) == self.world.size:
+            loop.loss_sum = losses[self.world.rank]
+            set_rng_state(payload["rng"][self.world.rank], self.world.device)
+        else:
+            loop.loss_sum = sum(losses) / len(losses)
+            seed_process(seed, self.world.rank, loop.global_step)
+        if self.world.is_main:
+            if loop.best and not self.folder.weights.exists():
+                self._export_again()
+            if (difference := self.identity.difference(payload)) is not None:
+                print(difference)
+        return loop
+
+    def _export_again(self) -> None:
+        """The best weights, from their checkpoint, where somebody removed the file that was made of it."""
+        if not self.folder.best.exists():
+            print(f"{self.folder.weights} and {self.folder.best} are gone: the best weights are lost", file=sys.stderr)
+            return
+        payload = checkpoint.load(self.folder.best)
+        checkpoint.save_tensors(self.folder.weights, payload["ema"] or payload["model"], self._metadata())

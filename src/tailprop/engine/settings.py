@@ -1,0 +1,195 @@
+"""Settings as dataclasses: filled from plain values, and what a field means beside its value.
+
+A field made with `setting` may say that a resumed run may change it, that it is local to a machine, or which names it had
+before. Everything that compares, exports or reads settings asks the field; nothing lists field names.
+"""
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from tailprop.utils.text import did_you_mean
+
+__all__ = ["absolute_paths", "aliases", "build", "comparable", "config_hash", "differences", "portable", "setting", "to_dict"]
+
+T = TypeVar("T")
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    factory: Any = dataclasses.MISSING,
+    free: bool | None = None,
+    local: bool | Callable[[Any], bool] = False,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A field of a settings dataclass.
+
+    Args:
+        default: Its value where none is given; `factory` makes it where it is mutable.
+        free: A resumed run may change it, as it changes nothing that is learned; none = what is local is free.
+        local: It belongs to a machine, as its folders and cores do: exported weights do not carry it. A function decides by
+            the value.
+        aliases: Names it had before; a recipe or a run folder that uses one is still read.
+    """
+    metadata = {"free": local is not False if free is None else free, "local": local, "aliases": aliases}
+    if factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def build(kind: type[T], values: dict[str, Any], where: str = "") -> T:
+    """An instance of a dataclass from plain values; unknown names and wrong types are refused."""
+    values = _current_names(kind, values, where)
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type] # T is a dataclass
+    for name in values:
+        if name not in names:
+            raise ValueError(f"unknown setting {where}{name}; {did_you_mean(str(name), names, where)}")
+    return kind(**{name: _convert(hints[name], value, f"{where}{name}") for name, value in values.items()})
+
+
+def _current_names(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Values under today's names. A class may bring a whole section up to date with a static method `upgrade`."""
+    upgrade = getattr(kind, "upgrade", None)
+    values = upgrade(dict(values)) if upgrade is not None else dict(values)
+    for f in dataclasses.fields(kind):
+        for old in f.metadata.get("aliases", ()):
+            if old in values:
+                if f.name in values:
+                    raise ValueError(f"{where}{old} and {where}{f.name} are one setting; give it once")
+                values[f.name] = values.pop(old)
+    return values
+
+
+def aliases(kind: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Old and new dotted names of every renamed setting."""
+    for f, hint in _fields(kind):
+        yield from ((prefix + old, prefix + f.name) for old in f.metadata.get("aliases", ()))
+        if dataclasses.is_dataclass(hint):
+            yield from aliases(hint, f"{prefix}{f.name}.")
+
+
+def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    hints = typing.get_type_hints(kind)
+    return ((f, hints[f.name]) for f in dataclasses.fields(kind))
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} holds several settings, got {value!r}")
+        return build(typing.cast(type, hint), value, f"{where}.")
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _convert(next(a for a in args if a is not type(None)), value, where)
+    if origin is Literal:
+        if value not in args:
+            raise ValueError(f"{where} is one of {', '.join(map(str, args))}, got {value!r}")
+        return value
+    if origin is tuple:
+        return _convert_tuple(args, value, where)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} holds values by name, got {value!r}")
+        return value
+    if hint is Any:
+        return value
+    return _convert_scalar(hint, value, where)
+
+
+def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or (args[-1] is not Ellipsis and len(value) != len(args)):
+        raise ValueError(f"{where} is a list of {'any length' if args[-1] is Ellipsis else len(args)}, got {value!r}")
+    kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+    return tuple(_convert(kind, item, where) for kind, item in zip(kinds, value, strict=True))
+
+
+def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
+    fits = {bool: bool, int: int, float: (int, float, str), str: str, Path: (str, Path)}[hint]  # YAML reads 5e-4 as text
+    if (isinstance(value, bool) and hint is not bool) or not isinstance(value, fits):  # type: ignore[arg-type]
+        raise ValueError(f"{where} is of type {hint.__name__}, got {value!r}")
+    try:
+        return hint(value)
+    except ValueError:
+        raise ValueError(f"{where} is of type {hint.__name__}, got {value!r}") from None
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain values, ready for YAML or JSON, and the same when they are read again: 20.0 where 20 was given for a float."""
+    return _plain(dataclasses.asdict(build(type(config), _plain(dataclasses.asdict(config)))))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def comparable(config: Any) -> dict[str, Any]:
+    """The settings that decide what is learned: a run is resumed with the same ones."""
+    return _select(config, lambda f, _value: not f.metadata.get("free", False))
+
+
+def portable(config: Any) -> dict[str, Any]:
+    """The settings that exported weights carry: none that belong to one machine."""
+    return _select(config, lambda f, value: not _is_local(f, value))
+
+
+def _is_local(f: dataclasses.Field[Any], value: Any) -> bool:
+    local = f.metadata.get("local", False)
+    return local(value) if callable(local) else bool(local)
+
+
+def _select(config: Any, keep: Callable[[dataclasses.Field[Any], Any], bool]) -> dict[str, Any]:
+    """The plain values of the fields that are kept, section by section."""
+    kept: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if keep(f, value):
+            kept[f.name] = _select(value, keep) if dataclasses.is_dataclass(value) else _plain(value)
+    return kept
+
+
+def absolute_paths(config: T) -> T:
+    """The same settings, every path of this machine as one that is found from any working directory."""
+    changes: dict[str, Any] = {}
+    for f in dataclasses.fields(config):  # type: ignore[arg-type] # T is a dataclass
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            changes[f.name] = absolute_paths(value)
+        elif _is_local(f, value):
+            changes[f.name] = _absolute(value)
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var] # T is a dataclass
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_absolute(item) for item in value)
+    if isinstance(value, Path):
+        return value.absolute()
+    # Text may be a path or something else, such as the name of a model; what lies there decides.
+    return str(Path(value).absolute()) if isinstance(value, str) and value and Path(value).exists() else value
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Dotted names of what differs."""
+    return sorted({name for name, _ in _flatten(before) ^ _flatten(now)})
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> set[tuple[str, str]]:
+    rows: set[tuple[str, str]] = set()
+    for name, value in values.items():
+        rows |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {(prefix + name, repr(value))}
+    return rows
+
+
+def config_hash(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

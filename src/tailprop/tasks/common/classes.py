@@ -1,0 +1,60 @@
+"""Classes of some data matched with those of a model."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from tailprop.runtime.distributed import print_main
+from tailprop.utils.text import listed
+
+__all__ = ["align_classes", "deduplicate_names"]
+
+
+def deduplicate_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of classes, each once: ImageNet's two cranes are crane and crane2, as in Hugging Face's snapshots."""
+    seen: Counter[str] = Counter()
+    unique = []
+    for name in names:
+        seen[name] += 1
+        unique.append(name if seen[name] == 1 else f"{name}{seen[name]}")
+    return tuple(unique)
+
+
+def align_classes(
+    names: Sequence[str], known: Sequence[str], where: str, present: Collection[int] | None = None, by_place: bool = False
+) -> list[int | None]:
+    """The model's index for each class of the data, by name; a class that the model does not know is refused.
+
+    A name may be followed by synonyms, as in ADE20K's table ("building, edifice"); then the first counts.
+
+    Args:
+        names: The data's classes.
+        known: The model's.
+        where: What the data is called in a refusal.
+        present: Those classes of the data that occur in it; the others need no match. None = all.
+        by_place: Where no name is shared and there are as many, take them in order, with a note.
+    """
+    if tuple(names) == tuple(known):
+        return list(range(len(known)))
+    index = _index(known)
+    unique = deduplicate_names(names)
+    found = [index.get(name, index.get(name.split(",")[0])) for name in unique]
+    unknown = [name for i, name in enumerate(unique) if found[i] is None and (present is None or i in present)]
+    if unknown and by_place and len(names) == len(known) and len(unknown) == len(names):
+        print_main(f"{where} names its classes otherwise than the model: they are taken in order")
+        return list(range(len(known)))
+    if unknown:
+        raise ValueError(f"{where} has classes that the model does not know: {listed(unknown)}; it knows {listed(known)}")
+    for i, place in enumerate(found):
+        if place is not None and (other := found.index(place)) < i:
+            raise ValueError(
+                f"{where} has {names[other]!r} and {names[i]!r}, which are one class of the model: {known[place]!r}"
+            )
+    return found
+
+
+def _index(known: Sequence[str]) -> dict[str, int]:
+    """Places of the model's classes by name, and by the first of several synonyms where it is no other's."""
+    first = [name.split(",")[0] for name in known]
+    return {name: i for i, name in enumerate(first) if first.count(name) == 1} | {
+        name: i for i, name in enumerate(deduplicate_names(known))
+    }

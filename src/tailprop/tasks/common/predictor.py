@@ -1,0 +1,141 @@
+"""A trained model that answers for images: the Python twin of `tailprop predict`, and what both share."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+from torch import Tensor, nn
+
+from tailprop.data.broken import Broken
+from tailprop.data.images import read_image
+from tailprop.engine.config import TaskConfig
+from tailprop.utils.text import printable
+
+__all__ = ["ImageInput", "Predictor", "SkippedImages", "as_list", "print_line", "progress_bar", "to_pil", "to_tensor"]
+
+ImageInput = str | Path | Image.Image | np.ndarray | Tensor
+C = TypeVar("C", bound=TaskConfig)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Predictor(Generic[C, R]):
+    """A model in evaluation mode, the settings of its run, and the names of what it tells apart."""
+
+    model: nn.Module
+    settings: C
+    names: tuple[str, ...]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def predict(self, images: ImageInput | Sequence[ImageInput], precision: str = "fp32") -> Any:
+        """The answer for an image, or a list of them for a list.
+
+        Args:
+            images: A path, a PIL image, an array (H, W) or (H, W, C), a tensor (C, H, W), or a list of them. Bytes, or floats
+                from 0 to 1.
+            precision: fp32, bf16 or fp16.
+        """
+        given, is_list = as_list(images)
+        answers = self.predict_all(given, precision)
+        return answers if is_list else answers[0]
+
+    @abstractmethod
+    def predict_all(self, images: Sequence[ImageInput], precision: str) -> list[R]: ...
+
+
+def as_list(images: ImageInput | Sequence[ImageInput]) -> tuple[list[ImageInput], bool]:
+    """One image or many as a list, and whether they were many; a batch of tensors or arrays is many."""
+    if isinstance(images, Tensor | np.ndarray):
+        return (list(images), True) if images.ndim == 4 else ([images], False)
+    if isinstance(images, str | Path | Image.Image):
+        return [images], False
+    return list(images), True
+
+
+def to_pil(image: ImageInput, mode: str) -> Image.Image:
+    """Whatever stands for an image, as Pillow's in a mode; a file that cannot be read is refused by name."""
+    if isinstance(image, str | Path):
+        read = read_image(Path(image), mode)
+        if isinstance(read, Broken):
+            raise ValueError(str(read))
+        return read
+    if isinstance(image, Image.Image):
+        return image.convert(mode)
+    return Image.fromarray(_to_bytes(to_array(image))).convert(mode)
+
+
+def to_array(image: np.ndarray | Tensor) -> np.ndarray:
+    """An array (H, W) or (H, W, C) from one, or from a tensor (C, H, W)."""
+    if isinstance(image, Tensor):
+        if image.ndim not in (2, 3):
+            raise ValueError(f"an image tensor is (channels, height, width), got {tuple(image.shape)}")
+        image = image.detach().cpu().float().numpy() if image.is_floating_point() else image.cpu().numpy()
+        image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
+    if image.ndim not in (2, 3):
+        raise ValueError(f"an image array is (height, width) or (height, width, channels), got {image.shape}")
+    return image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
+
+
+def _to_bytes(array: np.ndarray) -> np.ndarray:
+    if np.issubdtype(array.dtype, np.floating):
+        if array.size and not (-1e-3 <= array.min() and array.max() <= 1 + 1e-3):
+            raise ValueError(f"a float image has values from 0 to 1, got {array.min():.3g} to {array.max():.3g}")
+        return np.clip(array * 255 + 0.5, 0, 255).astype(np.uint8)
+    if array.dtype not in (np.uint8, np.bool_):
+        raise ValueError(f"an image array holds bytes or floats from 0 to 1, got {array.dtype}")
+    return array
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """An RGB image as bytes, (3, H, W)."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+class SkippedImages:
+    """Images that cannot be read: each is named on standard error, or the first stops the work.
+
+    Args:
+        total: Of all images; where there is but one, why it cannot be read is the answer.
+    """
+
+    def __init__(self, console: Console, on_broken: Literal["skip", "stop"], total: int) -> None:
+        self.console, self.on_broken, self.total = console, on_broken, total
+        self.broken: list[Broken] = []
+
+    def add(self, item: Broken) -> None:
+        if self.total == 1:
+            raise ValueError(str(item))
+        if self.on_broken == "stop":
+            raise ValueError(f"{item}; fix or remove it, or leave it out (--on-broken skip)")
+        self.broken.append(item)
+        print_line(self.console, f"skipped {item}")
+        if len(self.broken) == self.total:
+            raise ValueError(f"none of {self.total} images can be read; the first: {self.broken[0]}")
+
+
+def print_line(console: Console, text: str) -> None:
+    console.print(Text(printable(text)), soft_wrap=True)  # one line, above the bar where there is one
+
+
+@contextmanager
+def progress_bar(
+    title: str, total: float, console: Console | None = None, shown: bool = True
+) -> Iterator[Callable[[float], None]]:
+    """A bar with rate and time left on a terminal, silent elsewhere; what it yields is told how much was done."""
+    console = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
+        bar = progress.add_task(title, total=total)
+        yield lambda done: progress.advance(bar, done)
