@@ -52,9 +52,11 @@ def _guard(args: list[str]) -> int:
     except (ValueError, OSError) as error:  # what a user can fix; anything else is our fault and keeps its traceback
         return _refuse(" ".join(str(error).split()))
     except ModuleNotFoundError as error:
-        if (extra := _EXTRAS.get((error.name or "").partition(".")[0])) is None:
+        from tailprop.utils.extras import missing_extra
+
+        if (advice := missing_extra(error)) is None:
             raise
-        return _refuse(f"{error.name} is not installed; pip install 'tailprop[{extra}]' adds it")
+        return _refuse(advice)
     except (RuntimeError, MemoryError) as error:
         from tailprop.utils.errors import dead_loader, missing_memory
 
@@ -83,16 +85,6 @@ def _answer(args: list[str]) -> int:
         hint = f"did you mean {close[0]!r}?" if close else f"commands are {', '.join(COMMANDS)}"
         return _refuse(f"no command {name!r}; {hint}")
     return _run(name, rest)
-
-
-# package: extra that brings it, beside what `pip install tailprop` does
-_EXTRAS = {
-    **dict.fromkeys(("matplotlib", "rich", "skimage", "sklearn", "tensorboard", "tyro"), "train"),
-    **dict.fromkeys(("datasets", "pyarrow"), "hf"),
-    **dict.fromkeys(("faster_coco_eval", "pycocotools"), "detect"),
-    "segmentation_models_pytorch": "segment",
-    **dict.fromkeys(("imagecodecs", "tifffile"), "restore"),
-}
 
 
 def _run(name: str, args: list[str]) -> int:

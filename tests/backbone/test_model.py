@@ -10,10 +10,10 @@ import torch
 from timm.optim import param_groups_weight_decay
 
 import tailprop
-from tailprop import MIXERS, TailProp
+from tailprop import MIXERS, TailProp, TailPropagation, tail_propagate_reference
 from tailprop.backbone import layers as slicing
 from tailprop.backbone.cost import count_macs, count_parameters, create_on_meta
-from tailprop.backbone.model import MODELS
+from tailprop.backbone.registry import MODELS
 
 ODD_SIZES = [(32, 32), (33, 47), (65, 32), (64, 129)]
 
@@ -230,3 +230,34 @@ def test_bad_images(shape: tuple[int, ...], message: str) -> None:
 def test_bad_classifier() -> None:
     with pytest.raises(ValueError, match="got -2"):
         tiny_net().reset_classifier(-2)
+
+
+@pytest.mark.parametrize("mixer", ["tailprop", "heat", "wave", "adaptive_alpha", "identity"])
+@pytest.mark.parametrize("output_stride", [8, 16, 32])
+def test_output_stride(mixer: str, output_stride: int) -> None:
+    features = timm.create_model(
+        "tailprop_pico", features_only=True, output_stride=output_stride, mixer=mixer, dims=(8, 8, 8, 8), depths=(1, 1, 1, 1)
+    )
+    reductions = [min(r, output_stride) for r in (4, 8, 16, 32)]
+    assert features.feature_info.reduction() == reductions
+    shapes = [tuple(f.shape[-2:]) for f in features(torch.randn(1, 3, 64, 96))]
+    assert shapes == [(64 // r, 96 // r) for r in reductions]
+
+
+def test_weights_of_one_output_stride_fit_another_and_mean_the_same() -> None:
+    """A smooth map at twice the resolution is propagated as far, in image pixels, as at the usual one."""
+    usual, dense = TailPropagation(4, scale_init=3.0), TailPropagation(4, scale_init=3.0)
+    dense.load_state_dict(usual.state_dict())
+    dense.spacing = 0.5
+    y, x = torch.meshgrid(torch.arange(32.0) + 0.5, torch.arange(32.0) + 0.5, indexing="ij")
+    fine = (torch.cos(torch.pi * 2 * y / 32) + torch.cos(torch.pi * 3 * x / 32))[None, ..., None].expand(1, -1, -1, 4)
+    coarse = (torch.cos(torch.pi * 2 * (y[::2] + 0.5) / 32) + torch.cos(torch.pi * 3 * (x + 0.5) / 32)[::2])[:, ::2]
+    damped = usual(coarse[None, ..., None].expand(1, -1, -1, 4))
+    torch.testing.assert_close(dense(fine)[0, :, :, 0].std() / fine[0, :, :, 0].std(), damped[0, :, :, 0].std() / coarse.std())
+    reference = tail_propagate_reference(fine, dense.scales(), dense.weights(fine), spacing=0.5)
+    torch.testing.assert_close(dense(fine), reference, atol=1e-5, rtol=1e-4)
+
+
+def test_an_output_stride_there_is_not() -> None:
+    with pytest.raises(ValueError, match="output_stride is 8, 16 or 32, got 4"):
+        timm.create_model("tailprop_pico", output_stride=4)

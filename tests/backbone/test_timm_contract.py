@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tailprop.backbone.model import MODELS
+from tailprop.backbone.registry import MODELS
 from tests.helpers import ROOT
 
 TIMM = ROOT / ".cache" / "timm"
@@ -30,10 +30,10 @@ CONTRACT: dict[str, dict[str, Any]] = {
     "test_model_forward_fx": dict(batch_size=1),
     "test_model_backward_fx": dict(batch_size=2),
     "test_model_init_weights_after_to_empty": dict(kwargs={}),
+    "test_model_features_output_stride": dict(output_stride=8),
 }
 NOT_OURS = {
-    "test_model_features_output_stride",
-    "test_model_features_space2depth_reduction",
+    "test_model_features_space2depth_reduction",  # models of another family
     "test_model_inference",  # pretrained weights from a hub
     "test_model_load_pretrained",
     "test_model_features_pretrained",

@@ -157,7 +157,7 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("executed").exists()
 
 
-def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_corrupt_files_are_refused_in_one_line(tmp_path: Path) -> None:
     """Wherever a file of either format is cut, and whatever stands at its beginning."""
     weights = {"weight": torch.arange(64.0)}
     torch.save(weights, tmp_path / "new.pth")
@@ -174,6 +174,6 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
 
 def assert_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{path.name} is damaged, or holds more than weights .*\)$") as refused:
+    with pytest.raises(ValueError, match=rf"{path.name} is corrupt, or holds more than weights .*\)$") as refused:
         read_state_dict(path)
     assert "\n" not in str(refused.value)

@@ -92,7 +92,9 @@ def test_seeding_is_local() -> None:
 def test_accuracy_against_a_direct_computation() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(50, 8), torch.randint(0, 8, (50,))
-    batches = [Batch(x, y) for x, y in zip(logits.split(7), labels.split(7), strict=True)]
+    places = torch.randperm(50)  # of the examples in the data
+    parts = zip(logits.split(7), labels.split(7), places.split(7), strict=True)
+    batches = [Batch(x, y, seeds=at.tolist()) for x, y, at in parts]
     result = evaluate_classifier(lambda x: x, batches, 8, CPU)
     order = logits.argsort(1, descending=True)
     assert result.top1 == pytest.approx(100 * (order[:, 0] == labels).double().mean().item())
@@ -100,7 +102,9 @@ def test_accuracy_against_a_direct_computation() -> None:
     assert result.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
     assert result.confusion.sum() == 50
     assert result.confusion[2, 3] == ((labels == 2) & (order[:, 0] == 3)).sum()
-    few = evaluate_classifier(lambda x: x, [Batch(torch.eye(3), torch.tensor([0, 1, 1]))], 3, CPU)
+    assert torch.equal(result.answers, torch.stack([labels, order[:, 0], places], dim=1))
+    torch.testing.assert_close(result.confidence, logits.softmax(1).max(1).values)
+    few = evaluate_classifier(lambda x: x, [Batch(torch.eye(3), torch.tensor([0, 1, 1]), seeds=[0, 1, 2])], 3, CPU)
     assert few.top1 == pytest.approx(200 / 3)
     assert few.top5 == 100.0
 
@@ -137,11 +141,11 @@ class Counted(Digits):
         return super().read(index)
 
 
-@pytest.mark.parametrize(("keep_gb", "again"), [(1.0, 1), (0.0, 12), (2e-5, 12)])
-def test_images_are_decoded_once_if_all_of_them_fit(keep_gb: float, again: int) -> None:
+@pytest.mark.parametrize(("cache_gb", "again"), [(1.0, 1), (0.0, 12), (2e-5, 12)])
+def test_images_are_decoded_once_if_all_of_them_fit(cache_gb: float, again: int) -> None:
     config = AugmentConfig(auto_augment=None)
     source, plain = Counted(), ImageDataset(Counted(), train_transforms(DataConfig(size_px=32), config), "RGB")
-    kept = ImageDataset(source, plain.transforms, "RGB", keep_gb=keep_gb)
+    kept = ImageDataset(source, plain.transforms, "RGB", cache_gb=cache_gb)
     for seed in (1, 2):  # another crop of the same image
         for index in range(12):
             for ours, theirs in zip(kept[SampleKey(index, seed)], plain[SampleKey(index, seed)], strict=True):
@@ -150,7 +154,7 @@ def test_images_are_decoded_once_if_all_of_them_fit(keep_gb: float, again: int) 
 
 
 def test_a_set_that_will_not_fit_is_given_up_early() -> None:
-    kept = ImageDataset(Digits("validation"), [lambda image: image.size], "RGB", keep_gb=2e-3)  # 3 MB are needed
+    kept = ImageDataset(Digits("validation"), [lambda image: image.size], "RGB", cache_gb=2e-3)  # 3 MB are needed
     sizes = []
     for index in range(50):
         kept[SampleKey(index, 0)]
@@ -226,7 +230,7 @@ def test_crop_colour_and_erasing_are_independent() -> None:
 
 def test_damage_stops_an_evaluation_where_it_is_met_or_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     broken = Broken("b.png", "is cut off")
-    whole, spoilt = Batch(torch.eye(3), torch.arange(3)), Batch(torch.eye(3), torch.arange(3), [broken])
+    whole, spoilt = (Batch(torch.eye(3), torch.arange(3), unread, [0, 1, 2]) for unread in ([], [broken]))
     seen = []
 
     def model(images: torch.Tensor) -> torch.Tensor:
@@ -234,14 +238,14 @@ def test_damage_stops_an_evaluation_where_it_is_met_or_is_named_once(capsys: pyt
         return images
 
     with pytest.raises(ValueError, match=r"b\.png: is cut off; fix or remove it"):
-        evaluate_classifier(model, [whole, spoilt, whole], 3, CPU, note=BrokenFiles("stop").note)
+        evaluate_classifier(model, [whole, spoilt, whole], 3, CPU, record=BrokenFiles("stop").record)
     assert seen == [3]
 
     damage = BrokenFiles("skip")
-    result = evaluate_classifier(model, [whole, spoilt, spoilt], 3, CPU, note=damage.record)
+    result = evaluate_classifier(model, [whole, spoilt, spoilt], 3, CPU, record=damage.record)
     assert (damage, result.broken) == ({"b.png": "is cut off"}, (broken, broken))
     assert capsys.readouterr().err == "left out, b.png: is cut off\n"
-    BrokenFiles("skip", is_main=False).note([broken], shared=True)
+    BrokenFiles("skip", is_main=False).record([broken], shared=True)
     assert capsys.readouterr().err == ""
 
 

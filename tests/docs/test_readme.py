@@ -7,7 +7,7 @@ import torch
 
 import tailprop_cli
 from tailprop.backbone.cost import count_macs, count_parameters, create_on_meta
-from tailprop.backbone.model import MODELS
+from tailprop.backbone.registry import MODELS
 from tailprop.engine.config import ModelConfig
 from tailprop.tasks.detect.bench import PAPER_GMACS
 from tailprop.tasks.detect.model import DetectorConfig, create_detector, detector_macs

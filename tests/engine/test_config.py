@@ -10,10 +10,10 @@ import yaml
 from PIL import Image
 
 import tailprop_cli
-from tailprop.engine.config import build, config_hash, to_dict
 from tailprop.engine.optim import build_optimizer, build_schedule
 from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
-from tailprop.tasks import find_task
+from tailprop.engine.settings import build, config_hash, to_dict
+from tailprop.tasks import find_spec
 from tailprop.tasks.classify.augment import AugmentConfig, BatchAugment, eval_transform, operations, train_transforms
 from tailprop.tasks.classify.data import DataConfig
 from tailprop.tasks.classify.task import _mixup
@@ -22,7 +22,7 @@ from tests.helpers.runs import assert_refused, write_recipe
 
 def load(name: str) -> Any:
     values = read_recipe(find_recipe(name))
-    return build(find_task(values["task"])[0], values)
+    return build(find_spec(values["task"]).config_type(), values)
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -30,7 +30,7 @@ def test_every_recipe_reads_and_survives_a_round_trip(name: str) -> None:
     config = load(name)
     assert build(type(config), to_dict(config)) == config
     again = yaml.safe_load(yaml.safe_dump(to_dict(config)))
-    assert config_hash(to_dict(build(type(config), again))) == config_hash(to_dict(config))  # as a run that goes on sees it
+    assert config_hash(to_dict(build(type(config), again))) == config_hash(to_dict(config))  # as a resumed run sees it
 
 
 def test_the_recipes_there_are() -> None:
@@ -42,7 +42,7 @@ def test_the_recipes_there_are() -> None:
 def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> None:
     """Appendix, Image Classification: every number there, where it takes effect."""
     config = load(f"imagenet1k_{size}")
-    assert (config.data.size_px, config.data.resize_px, config.data.num_classes) == (224, 256, 1000)
+    assert (config.data.size_px, config.data.eval_resize_px, config.data.num_classes) == (224, 256, 1000)
     assert config.run.precision == "bf16"
     assert config.paper_top1 == {config.model.name: paper}
 
@@ -50,12 +50,12 @@ def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> No
         model = timm.create_model(config.model.name)
     assert model.stages[-1].layers[-1].drop_path.rate == pytest.approx(drop_path)
     optim = config.optim
-    optimizer = build_optimizer(model, optim.weight_decay, optim.scale_lr, optim.betas, optim.matrix_lr)
+    optimizer = build_optimizer(model, optim)
     assert type(optimizer) is torch.optim.AdamW
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.08}
     assert all(p.ndim > 1 for group in optimizer.param_groups if group["weight_decay"] for p in group["params"])
     assert all(group["betas"] == (0.9, 0.999) for group in optimizer.param_groups)
-    assert (optim.clip, optim.accumulate, optim.epoch_steps, config.run.ema) == (5.0, 1, None, 0.0)
+    assert (optim.clip_grad, optim.grad_accum_steps, optim.epoch_steps, config.run.ema) == (5.0, 1, None, 0.0)
 
     steps, processes = 1_281_167 // 1024, 8
     schedule = build_schedule(config.optim, steps, processes)
@@ -129,28 +129,28 @@ def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, c
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["imagenet1k_tyny"], "did you mean 'imagenet1k_tiny'?"),
+        (["imagenet1k_tyny"], "did you mean imagenet1k_tiny?"),
         (["nowhere.yaml"], "no recipe file nowhere.yaml"),
         (["imagenette"], "a parquet needs --data.root"),
         (["imagenette", "--data.root", "nowhere"], "no folder nowhere"),
-        (["digits", "--optim.batch", "5000"], "a global batch of 5000 is more than the 1198 examples"),
-        (["digits", "--optim.lr", "nan"], "optim.lr must be at least 0"),
-        (["digits", "--optim.clip", "-1"], "optim.clip is positive"),
-        (["digits", "--optim.lr-batch", "0"], "optim.lr_batch must be at least 1"),
+        (["digits", "--optim.batch-size", "5000"], "a global batch of 5000 is more than the 1198 examples"),
+        (["digits", "--optim.lr", "nan"], "optim.lr must be finite and at least 0"),
+        (["digits", "--optim.clip-grad", "-1"], "optim.clip_grad is positive"),
+        (["digits", "--optim.lr-base-size", "0"], "optim.lr_base_size must be at least 1"),
         (["digits", "--augment.auto-augment", "foo"], "spelt as in timm"),
         (["digits", "--augment.interpolation", "foo"], "unknown augment.interpolation 'foo'"),
         (["digits", "--augment.smoothing", "7"], "augment.smoothing lies between 0 and 1"),
         (["digits", "--run.seed", "-1"], "run.seed must be at least 0"),
         (["digits", "--run.device", "cuda"], "no CUDA device is visible"),
         (["digits", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
-        (["digits", "--model.name", "resnet50.nope"], "timm cannot make resnet50.nope: Invalid pretrained tag"),
+        (["digits", "--model.name", "resnet50.nope"], "cannot create resnet50.nope: Invalid pretrained tag"),
         (["digits", "--model.in-chans", "4", "--augment.auto-augment", "rand-m9"], "RandAugment knows no transparency"),
-        (["digits", "--model.name", "tailprop_pic"], "timm has no model 'tailprop_pic'; did you mean 'tailprop_pico'?"),
+        (["digits", "--model.name", "tailprop_pic"], "timm has no model 'tailprop_pic'; did you mean tailprop_pico?"),
         (["."], "the folder . has no config.yaml"),
         (["digits", "--data.source", "timm", "--data.name", "torch/cifar10"], "timm's torch/cifar10 needs --data.root"),
         (["imagenette", "--data.root", __file__], "test_config.py is a file, not a folder"),
         (["digits", "--model.init", "nowhere.pt"], "no checkpoint at nowhere.pt"),
-        (["digits", "--optim.batch", "33", "--augment.mixup", "0.2"], "even --optim.batch"),
+        (["digits", "--optim.batch-size", "33", "--augment.mixup", "0.2"], "even --optim.batch"),
     ],
 )
 def test_a_wrong_command(
@@ -170,7 +170,7 @@ def test_a_wrong_command(
         ("--optim.epoch", "--optim.epochs"),
         ("--lr", "--optim.lr"),
         ("--optim.learning-rate", "--optim.lr"),
-        ("--batch_size", "--optim.batch"),
+        ("--batch_size", "--optim.batch-size"),
         ("--img-size", "--data.size-px"),
         ("--run.epochs", "--optim.epochs"),
     ],

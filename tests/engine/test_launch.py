@@ -165,7 +165,7 @@ def test_a_run_nobody_listens_to_still_saves_when_it_is_stopped(tmp_path: Path) 
         assert child.wait(timeout=60) == 130
     payload = checkpoint.load(run / "last.pt")
     assert payload["position"]["epoch"] >= before
-    assert payload["position"]["total"] == last_row(run)["step"]
+    assert payload["position"]["global_step"] == last_row(run)["step"]
 
 
 def wait_for_epochs(run: Path, count: int) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tailprop_cli
-from tailprop.engine.config import ModelConfig
+from tailprop.engine.config import ModelConfig, OptimConfig
 from tailprop.engine.muon import Muon, is_matrix, orthogonalise
 from tailprop.engine.optim import build_optimizer
 from tailprop.tasks.detect.model import DetectorConfig, create_detector
@@ -60,7 +60,7 @@ def test_steps_are_those_of_pytorchs_muon(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("weight_decay", [0.05, 0.0])
 def test_what_is_a_matrix(weight_decay: float) -> None:
     model = tiny_net(num_classes=32)
-    optimizer = build_optimizer(model, weight_decay=weight_decay, scale_lr=10.0, matrix_lr=4.0)
+    optimizer = build_optimizer(model, OptimConfig(name="muon", weight_decay=weight_decay, scale_lr=10.0))
     settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     assert len(settings) == len(list(model.parameters()))
     matrices = {name for name, p in model.named_parameters() if settings[id(p)]["matrices"]}
@@ -95,7 +95,7 @@ def test_layers_that_answer_take_adamws_steps(task: str, answers: list[str]) -> 
         model, _ = create_segmenter(backbone, classes, SegmenterConfig(channels=16, aux_channels=16))
     else:
         model, _ = create_detector(backbone, classes, 64, 64, DetectorConfig(channels=16, box_width=32))
-    optimizer = build_optimizer(model, 0.05, matrix_lr=4.0)
+    optimizer = build_optimizer(model, OptimConfig(name="muon", weight_decay=0.05))
     matrices = {id(p) for group in optimizer.param_groups if group.get("matrices") for p in group["params"]}
     weights = dict(model.named_parameters())
     assert not any(id(weights[name]) in matrices for name in answers)
@@ -116,12 +116,12 @@ def test_an_overflow_moves_nothing() -> None:
 
 
 def test_a_stopped_run_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = write_recipe(tmp_path / "small.yaml", optim={"matrix_lr": 4.0})
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"name": "muon"})
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
     stop_and_resume(recipe, tmp_path / "again", 5, monkeypatch)
     assert_same_run(tmp_path / "run", tmp_path / "again")
 
 
 def test_the_rate_of_matrices_is_positive(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tailprop_cli.main(["train", "digits", "--optim.matrix-lr", "0"]) == 2
-    assert "optim.matrix_lr is positive" in capsys.readouterr().err
+    assert tailprop_cli.main(["train", "digits", "--optim.name", "muon", "--optim.muon-lr-scale", "0"]) == 2
+    assert "optim.muon_lr_scale must be positive" in capsys.readouterr().err

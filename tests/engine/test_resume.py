@@ -81,10 +81,10 @@ def test_workers_change_nothing(undisturbed: tuple[Path, Path], tmp_path: Path) 
 
 def test_two_processes_learn_what_one_learns_from_the_doubled_batch(tmp_path: Path) -> None:
     plain = {"mixup": 0.0, "cutmix": 0.0}
-    recipe = write_recipe(tmp_path / "small.yaml", augment=plain, model={"drop_path": 0.0}, optim={"clip": 1.0})
-    one = fork(["train", str(recipe), "--run.out", str(tmp_path / "one"), "--optim.batch", "80"])
-    two = launch(["train", str(recipe), "--run.out", str(tmp_path / "two"), "--optim.batch", "40"], processes=2)
-    added = ["--optim.batch", "20", "--optim.accumulate", "2"]
+    recipe = write_recipe(tmp_path / "small.yaml", augment=plain, model={"drop_path": 0.0}, optim={"clip_grad": 1.0})
+    one = fork(["train", str(recipe), "--run.out", str(tmp_path / "one"), "--optim.batch-size", "80"])
+    two = launch(["train", str(recipe), "--run.out", str(tmp_path / "two"), "--optim.batch-size", "40"], processes=2)
+    added = ["--optim.batch-size", "20", "--optim.grad-accum-steps", "2"]
     both = fork(["train", str(recipe), "--run.out", str(tmp_path / "both"), *added], processes=2)
     assert (one.returncode, two.returncode, both.returncode) == (0, 0, 0), two.stderr + both.stderr
     expected = losses(tmp_path / "one")
@@ -92,8 +92,8 @@ def test_two_processes_learn_what_one_learns_from_the_doubled_batch(tmp_path: Pa
     assert losses(tmp_path / "two") == pytest.approx(expected, abs=1e-5)
     assert losses(tmp_path / "both") == pytest.approx(expected, abs=1e-5)
     moved = ["train", str(recipe), "--run.out", str(tmp_path / "moved")]
-    stop_early([*moved, "--optim.batch", "80"], tmp_path / "moved")
-    assert fork([*moved, "--optim.batch", "40", "--run.resume"], processes=2).returncode == 0
+    stop_early([*moved, "--optim.batch-size", "80"], tmp_path / "moved")
+    assert fork([*moved, "--optim.batch-size", "40", "--run.resume"], processes=2).returncode == 0
     assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-5)
 
 
@@ -101,7 +101,7 @@ MEASURES = """
 import sys
 from pathlib import Path
 import torch
-from tailprop.engine.config import build
+from tailprop.engine.settings import build
 from tailprop.runtime.distributed import process_group
 from tailprop.tasks.classify.load import load_classifier
 from tailprop.engine.run_settings import read_config
@@ -130,17 +130,18 @@ def test_two_processes_measure_every_image_once(undisturbed: tuple[Path, Path], 
 STATISTICS = """
 import sys
 from pathlib import Path
-from tailprop.engine.config import build, to_dict
+from tailprop.engine.settings import build
 from tailprop.engine.recipes import read_recipe
 from tailprop.runtime.distributed import all_gather, process_group
+from tailprop.tasks.classify import SPEC
 from tailprop.tasks.classify.task import Classification, ClassifyConfig
 from tailprop.engine.trainer import Trainer
 
 with process_group("cpu", 1) as world:
     config = build(ClassifyConfig, read_recipe(Path(sys.argv[1])))
-    trainer = Trainer(Classification(config, world), config.optim, config.run, to_dict(config), world)
+    trainer = Trainer(SPEC, Classification(config, world), config, world)
     trainer.run()
-    norms = {name: value for name, value in trainer.model.named_buffers() if "running" in name}
+    norms = {name: value for name, value in trainer.state.model.named_buffers() if "running" in name}
     found = all_gather([value.tolist() for value in norms.values()])
     if world.is_main:
         print("statistics:", len(norms), "same" if found[0] == found[1] else "different")
@@ -150,7 +151,7 @@ with process_group("cpu", 1) as world:
 def test_two_processes_measure_one_network_where_batch_norms_are_in_it(tmp_path: Path) -> None:
     run = {"out": str(tmp_path / "run"), "ema": 0.0}
     model = {"name": "resnet10t", "drop_path": 0.0, "args": {}}
-    recipe = write_recipe(tmp_path / "r.yaml", model=model, optim={"epochs": 1, "epoch_steps": 2, "batch": 8}, run=run)
+    recipe = write_recipe(tmp_path / "r.yaml", model=model, optim={"epochs": 1, "epoch_steps": 2, "batch_size": 8}, run=run)
     (tmp_path / "norms.py").write_text(STATISTICS)
     done = fork([str(recipe)], processes=2, script=tmp_path / "norms.py")
     assert "statistics: 28 same" in done.stdout, done.stderr
@@ -173,7 +174,7 @@ sys.exit(tailprop_cli.main(sys.argv[1:]))
 
 
 def test_torchrun_restarts_a_crashed_run_by_itself(tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path / "small.yaml", optim={"batch": 50})
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"batch_size": 50})
     script = tmp_path / "crashes_once.py"
     script.write_text(CRASHES_ONCE)
     done = launch(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2, restarts=1, script=script)
@@ -191,7 +192,7 @@ def test_another_run_is_not_overwritten_and_not_continued_otherwise(
     for extra, message in (
         ([], "holds a run; resume it (--run.resume)"),
         (["--run.resume", "--optim.lr", "0.1"], "was begun with other settings (optim.lr)"),
-        (["--run.resume", "--optim.accumulate", "2"], "images in a step, now there are"),
+        (["--run.resume", "--optim.grad-accum-steps", "2"], "images in a step, now there are"),
         (["--run.resume", "--run.overwrite"], "exclude each other"),
     ):
         assert tailprop_cli.main(["train", str(recipe), "--run.out", str(whole), *extra]) == 2

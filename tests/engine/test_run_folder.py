@@ -1,6 +1,7 @@
 """What a run that goes on keeps, and what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,17 @@ import torch
 from safetensors.torch import load_file
 
 import tailprop_cli
-from tailprop.engine.config import build, to_dict
+from tailprop.engine.persistence import Persistence
+from tailprop.engine.resume import LoopState
 from tailprop.engine.run_folder import RunFolder
 from tailprop.engine.run_settings import read_config, read_settings
+from tailprop.engine.settings import build
 from tailprop.engine.trainer import Trainer
 from tailprop.runtime.distributed import World
+from tailprop.tasks.classify import SPEC
 from tailprop.tasks.classify.task import Classification, ClassifyConfig
+from tailprop.tasks.restore.data import RestoreDataConfig
+from tailprop.tasks.restore.task import RestoreConfig
 from tests.helpers.folders import folder_recipe, make_folder
 from tests.helpers.runs import (
     assert_refused,
@@ -65,7 +71,7 @@ def test_weights_without_the_last_checkpoint_are_not_replaced(tmp_path: Path, ca
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
     (run / "last.pt").unlink()
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    assert_refused(["train", str(run), "--run.resume"], "last.pt is gone, so there is nothing to go on from", capsys)
+    assert_refused(["train", str(run), "--run.resume"], "last.pt is gone, so there is nothing to resume from", capsys)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
 
@@ -97,17 +103,19 @@ def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: p
     assert tailprop_cli.main(["train", "../run", "--run.resume"]) == 0
 
 
-def test_only_the_place_of_the_data_is_kept_otherwise_than_it_was_given(
+def test_paths_of_the_data_are_kept_absolute_and_nothing_else_is_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("images", "skip"):
         (tmp_path / name).mkdir()
-    given = {"model": {}, "run": {}, "data": {"root": "images", "test": "images", "on_broken": "skip"}}
+    given = RestoreConfig(data=RestoreDataConfig(train=(Path("images"),), test=Path("images"), on_broken="skip"))
     folder = RunFolder(tmp_path / "run")
-    folder.begin(given, overwrite=False)
-    assert read_config(folder.path)["data"] == given["data"] | {"root": str(tmp_path / "images")}
-    folder.check(given, resume=True, overwrite=False)  # the command repeated is no other run
+    folder.begin(given)
+    kept = read_config(folder.path)["data"]
+    assert (kept["train"], kept["test"]) == ([str(tmp_path / "images")], str(tmp_path / "images"))
+    assert kept["on_broken"] == "skip"  # text that is no path, though a folder has that name
+    folder.check(replace(given, run=replace(given.run, resume=True)))  # the command repeated is no other run
     folder.release()
 
 
@@ -121,7 +129,7 @@ def test_another_programs_log_is_not_emptied(tmp_path: Path, capsys: pytest.Capt
 
 def test_processes_that_see_other_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, world = build(ClassifyConfig, settings(run={"out": str(tmp_path / "run")})), World(0, 1, torch.device("cpu"))
-    trainer = Trainer(Classification(config, world), config.optim, config.run, to_dict(config), world)
+    trainer = Trainer(SPEC, Classification(config, world), config, world)
     monkeypatch.setattr("tailprop.engine.trainer.all_gather", lambda value: [value, {"train": "other", "validation": "same"}])
     with pytest.raises(ValueError, match="not every process sees the same data"):
         trainer.run()
@@ -178,15 +186,15 @@ def test_the_manifest_keeps_what_was_run_first_and_how_it_was_continued(
 
 def test_an_epoch_that_was_logged_but_not_saved_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["train", str(write_recipe(tmp_path / "small.yaml")), "--run.out", str(tmp_path / "run")]
-    save = Trainer._save
+    save = Persistence.save
 
-    def die_after_the_epoch(self: Trainer, is_best: bool = False) -> None:
-        if self.at.history and self.at.pending is None:
+    def die_after_the_epoch(self: Persistence, loop: LoopState, is_best: bool = False) -> None:
+        if loop.history and loop.pending is None:
             raise SystemExit(9)
-        save(self, is_best)
+        save(self, loop, is_best)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_save", die_after_the_epoch)
+        patch.setattr(Persistence, "save", die_after_the_epoch)
         with pytest.raises(SystemExit):
             tailprop_cli.main(command)
     assert last_row(tmp_path / "run")["kind"] == "epoch"
@@ -199,7 +207,7 @@ def test_a_process_that_sees_another_checkpoint_is_refused(tmp_path: Path, monke
     config = build(ClassifyConfig, settings(run={"out": str(tmp_path)}))
     world = World(0, 1, torch.device("cpu"))
     monkeypatch.setattr("tailprop.engine.trainer.all_gather", lambda value: [value, 40] if isinstance(value, int) else [value])
-    trainer = Trainer(Classification(config, world), config.optim, config.run, {"data": {}, "run": {}}, world)
+    trainer = Trainer(SPEC, Classification(config, world), config, world)
     with pytest.raises(ValueError, match="a folder all nodes share"):
         trainer.run()
 
@@ -213,9 +221,11 @@ def test_a_checkpoint_without_its_settings_resumes_with_the_same_ones_only(
     (tmp_path / "run" / "config.yaml").unlink()
     assert_refused([*command, "--run.resume", "--optim.lr", "1"], "was trained with other settings", capsys)
     assert tailprop_cli.main([*command, "--run.resume"]) == 0
-    divided = ["--optim.batch", "50", "--optim.accumulate", "2", "--data.workers", "1"]
+    divided = ["--optim.batch-size", "50", "--optim.grad-accum-steps", "2", "--data.workers", "1"]
     assert tailprop_cli.main([*command, *divided, "--run.resume"]) == 0
-    assert "run" in read_settings(tmp_path / "run" / "model.safetensors")  # of config.yaml: it is still theirs
+    assert (
+        read_settings(tmp_path / "run" / "model.safetensors", ClassifyConfig).run.threads == 1
+    )  # of config.yaml: still theirs
     payload = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
     torch.save(payload | {"format": 1}, tmp_path / "run" / "last.pt")
     assert_refused([*command, "--run.resume"], "not a checkpoint of this version of the program", capsys)
@@ -230,10 +240,10 @@ def test_what_is_left_of_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     assert tailprop_cli.main(command) == 2
     assert "holds a run" in capsys.readouterr().err
-    holiday, old = tmp_path / "run" / "holiday.png", tmp_path / "run" / "operator.png"
+    holiday, old = tmp_path / "run" / "holiday.png", tmp_path / "run" / "confusion.png"
     holiday.write_bytes(b"")
     old.write_bytes(b"")
     assert tailprop_cli.main([*command, "--run.overwrite"]) == 0
     assert holiday.exists()
-    assert not old.exists()
+    assert old.stat().st_size > 0  # one of the run's own files, drawn again
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["processes"] == 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import tailprop_cli
-from tailprop.engine.config import build
+from tailprop.engine.settings import build
 from tailprop.engine.trainer import steps_within
 from tailprop.runtime.distributed import World
 from tailprop.tasks.classify.metrics import Accuracy
@@ -17,7 +17,7 @@ from tests.helpers.runs import assert_refused, losses, settings, write_recipe
 
 
 def trained(tmp_path: Path, name: str, *extra: str, epochs: int = 1, **changes: dict[str, Any]) -> dict[str, Tensor]:
-    recipe = write_recipe(tmp_path / f"{name}.yaml", optim={"epochs": epochs, "batch": 200}, **changes)
+    recipe = write_recipe(tmp_path / f"{name}.yaml", optim={"epochs": epochs, "batch_size": 200}, **changes)
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / name), *extra]) == 0
     return torch.load(tmp_path / name / "last.pt", weights_only=True)["model"]
 
@@ -81,7 +81,7 @@ def test_fp16_that_always_overflows_is_seen(
 
 def infinite_gradient(task: Classification, model: nn.Module, batch: Any) -> Tensor:
     """A fine loss whose gradient is infinite."""
-    return (0 * model(task.finish(batch.images, batch.seeds)).mean()).abs().sqrt()
+    return (0 * model(task.augment(batch.images, batch.seeds)).mean()).abs().sqrt()
 
 
 def test_the_papers_number_stands_beside_its_own_model_only() -> None:
@@ -94,18 +94,22 @@ def test_the_papers_number_stands_beside_its_own_model_only() -> None:
     assert summary("tailprop_tiny", 10) == summary("tailprop_pico", 1000) == "top-1 50.00, top-5 80.00"
 
 
+def accuracy(count: int) -> Accuracy:
+    return Accuracy(float(count), 100.0, 0.1, count, torch.zeros(count, 3, dtype=torch.int64), torch.ones(count), 10)
+
+
 def test_the_confusion_drawn_is_that_of_the_exported_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = [Accuracy(float(n), 100.0, 0.1, n, torch.zeros(n, 2, dtype=torch.int64), 10) for n in (60, 90, 80)]
+    results = [accuracy(n) for n in (60, 90, 80)]
     drawn: list[int] = []
     monkeypatch.setattr("tailprop.tasks.classify.task.evaluate_classifier", lambda *_, **__: results.pop(0))
     monkeypatch.setattr("tailprop.tasks.classify.task.draw_confusion", lambda counts, *_: drawn.append(int(counts[0, 0])))
-    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 3, "batch": 400})
+    recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 3, "batch_size": 400})
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
     assert drawn == [90]
     task = Classification(build(ClassifyConfig, settings()), World(0, 1, torch.device("cpu")))
-    task.best = Accuracy(80.0, 100.0, 0.1, 2, torch.zeros(2, 2, dtype=torch.int64), 10)  # what a resumed run has seen of it
+    task.best = accuracy(80)  # what a resumed run has seen of it
     task.draw([{"epoch": n, "loss": 1.0, "top1": top1} for n, top1 in enumerate((90.0, 80.0), start=1)], tmp_path)
     assert drawn == [90]
     assert "the best epoch was before the run was resumed" in capsys.readouterr().out

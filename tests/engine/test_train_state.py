@@ -29,14 +29,14 @@ def test_schedule() -> None:
 
 
 def test_decay_in_a_line_and_in_steps() -> None:
-    line = Schedule(lr=1.0, steps=110, warmup_steps=10, decay="poly")
+    line = Schedule(lr=1.0, steps=110, warmup_steps=10, sched="poly")
     assert [line.at(step) for step in (4, 10, 60, 110)] == pytest.approx([0.5, 1.0, 0.5, 0.0])
-    optim = OptimConfig(epochs=12, lr=1e-4, lr_batch=None, warmup_steps=100, decay="steps", milestones=(8, 11))
+    optim = OptimConfig(epochs=12, lr=1e-4, lr_base_size=None, warmup_steps=100, sched="steps", milestones=(8, 11))
     drops = build_schedule(optim, steps_per_epoch=50, processes=2)
     assert [drops.at(step) for step in (49, 99, 399, 400, 549, 550)] == pytest.approx([5e-5, 1e-4, 1e-4, 1e-5, 1e-5, 1e-6])
 
 
-@pytest.mark.parametrize("wrong", [dict(decay="steps"), dict(milestones=(3.0,)), dict(decay="steps", milestones=(4.0, 2.0))])
+@pytest.mark.parametrize("wrong", [dict(sched="steps"), dict(milestones=(3.0,)), dict(sched="steps", milestones=(4.0, 2.0))])
 def test_milestones_belong_to_steps(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="milestones"):
         OptimConfig(**wrong).check()
@@ -44,7 +44,7 @@ def test_milestones_belong_to_steps(wrong: dict[str, Any]) -> None:
 
 def test_optimizer_spares_scales() -> None:
     model = tiny_net(mixer_args=dict(scale_per_channel=True))
-    optimizer = build_optimizer(model, weight_decay=0.05, scale_lr=10.0)
+    optimizer = build_optimizer(model, OptimConfig(weight_decay=0.05, scale_lr=10.0))
     settings = {id(p): (g["weight_decay"], g["lr_scale"]) for g in optimizer.param_groups for p in g["params"]}
     assert len(settings) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
@@ -53,7 +53,7 @@ def test_optimizer_spares_scales() -> None:
 
 
 def test_demo_in_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tailprop_cli.main(["demo", "--epochs", "1", "--batch", "512", "--out", str(tmp_path)]) == 0
+    assert tailprop_cli.main(["demo", "--epochs", "1", "--batch-size", "512", "--out", str(tmp_path)]) == 0
     assert "of the held-out digits are right" in capsys.readouterr().out
     names = {path.name for path in tmp_path.iterdir()}
     assert {"learning.png", "confusion.png", "operator.png", "model.safetensors", "manifest.json"} <= names
@@ -65,11 +65,11 @@ def test_a_demo_that_is_stopped_says_so_in_a_line(
     after_step = Trainer._after_step
 
     def press_ctrl_c(self: Trainer) -> None:
-        self.stop_asked = signal.SIGINT
+        self.stop_signal = signal.SIGINT
         after_step(self)
 
     monkeypatch.setattr(Trainer, "_after_step", press_ctrl_c)
-    assert tailprop_cli.main(["demo", "--batch", "512", "--out", str(tmp_path)]) == 130
+    assert tailprop_cli.main(["demo", "--batch-size", "512", "--out", str(tmp_path)]) == 130
     error = capsys.readouterr().err
     assert error.endswith("tailprop: stopped after step 1\n")  # it has no --run.resume to go on with
     assert "Traceback" not in error
@@ -88,7 +88,20 @@ def write_snapshot(root: Path) -> None:
 def test_scale_study_writes_rows_with_their_origin(tmp_path: Path) -> None:
     write_snapshot(tmp_path)
     out = tmp_path / "scales.csv"
-    args = ["--data", str(tmp_path), "--out", str(out), "--size-px", "32", "--epochs", "1", "--batch", "4", "--workers", "0"]
+    args = [
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(out),
+        "--size-px",
+        "32",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "4",
+        "--workers",
+        "0",
+    ]
     assert tailprop_cli.main(["scales", *args, "--only", "no propagation", "0.2"]) == 0
     control, row = csv.DictReader(out.read_text().splitlines())
     assert control["trial"] == "no propagation"
@@ -100,7 +113,7 @@ def test_scale_study_writes_rows_with_their_origin(tmp_path: Path) -> None:
 def test_the_loader_study_measures_three_kinds_of_batches(tmp_path: Path) -> None:
     write_snapshot(tmp_path)
     out = tmp_path / "loader.csv"
-    args = ["--data", str(tmp_path), "--model", "tailprop_pico", "--size-px", "32", "--batch", "4", "--threads", "1"]
+    args = ["--data", str(tmp_path), "--model", "tailprop_pico", "--size-px", "32", "--batch-size", "4", "--threads", "1"]
     assert tailprop_cli.main(["loader", *args, "--steps", "1", "--rounds", "1", "--workers", "0", "--out", str(out)]) == 0
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert [row["batches"] for row in rows] == ["in memory", "from JPEG files", "from JPEG files, decoded once"]

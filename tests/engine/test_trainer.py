@@ -45,8 +45,12 @@ def test_own_images_from_a_checkpoint_with_another_class_count(tmp_path: Path, c
 
     shutil.copy(run / "model.safetensors", tmp_path / "far.safetensors")  # weights carry what they need
     near, far = load_classifier(str(run)), load_classifier(str(tmp_path / "far.safetensors"))
-    assert (far.classes, far.data.size_px, far.augment) == (near.classes, near.data.size_px, near.augment)
-    assert far.data.root is None
+    assert (far.names, far.settings.data.size_px, far.settings.augment) == (
+        near.names,
+        near.settings.data.size_px,
+        near.settings.augment,
+    )
+    assert far.settings.data.root is None
 
     three = tmp_path / "three"
     for split in ("train", "val"):
@@ -102,7 +106,7 @@ def test_names_of_any_bytes_and_signs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert tailprop_cli.main(args) == 0
     assert "could not be drawn" not in capsys.readouterr().err
     assert tailprop_cli.main(["eval", str(tmp_path / "run")]) == 0
-    assert load_classifier(str(tmp_path / "run")).classes == ("a $_$ [b]", "blue", "2", "3")
+    assert load_classifier(str(tmp_path / "run")).names == ("a $_$ [b]", "blue", "2", "3")
 
 
 def test_eval_measures_all_of_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +219,7 @@ def test_a_run_on_a_full_disk_ends_in_a_line_and_resumes_when_there_is_room(
     assert "last.pt" in error
     assert "what was saved before is intact; make room and try again" in error
     assert error.count("\n") == 1
-    assert checkpoint.load(run / "last.pt")["position"]["total"] == 2
+    assert checkpoint.load(run / "last.pt")["position"]["global_step"] == 2
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run), "--run.resume"]) == 0
 
 
@@ -305,18 +309,18 @@ def test_a_run_stopped_by_a_broken_image_resumes_without_it(tmp_path: Path, caps
     images = make_folder(tmp_path / "images")
     (images / "val" / "red" / "3.jpg").write_text("not an image")
     args = [*folder_recipe(tmp_path, images), "--data.on-broken"]
-    assert_refused([*args, "stop"], "3.jpg: not an image; fix or remove it, or go on without it", capsys)
+    assert_refused([*args, "stop"], "3.jpg: not an image; fix or remove it, or leave it out", capsys)
     assert tailprop_cli.main([*args, "skip", "--run.resume"]) == 0
-    assert "2 classes; images: 16 train, 16 validation" in capsys.readouterr().out
+    assert "2 classes (blue, red); images: 16 train, 16 validation" in capsys.readouterr().out
 
 
-def test_damaged_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_corrupt_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = make_snapshot(tmp_path / "data", {"train": [0, 1] * 4, "validation": [0, 1]}, classes=2)
     recipe = write_recipe(
         tmp_path / "r.yaml",
         model={"in_chans": 3},
-        data={"source": "parquet", "root": str(root), "cache": str(tmp_path / "cache")},
-        optim={"batch": 4},
+        data={"source": "parquet", "root": str(root), "cache_dir": str(tmp_path / "cache")},
+        optim={"batch_size": 4},
     )
     command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
     assert tailprop_cli.main(command) == 0
@@ -325,7 +329,7 @@ def test_damaged_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for option in ("--run.overwrite", "--run.resume"):
         make_snapshot(root, {"train": [0, 1] * 4}, classes=2)
         shard.write_bytes(shard.read_bytes()[:-200])
-        assert_refused([*command, option], "train-00001-of-00002.parquet is damaged", capsys)
+        assert_refused([*command, option], "train-00001-of-00002.parquet is corrupt", capsys)
         shard.unlink()
         assert_refused([*command, option], "holds 1 of 2 train shards", capsys)
         make_snapshot(root, {"train": [0, 1, 7, 1]}, classes=2)
@@ -343,9 +347,11 @@ def test_imagenet_recipe_end_to_end_on_one_and_two_processes(tmp_path: Path) -> 
     root = make_snapshot(tmp_path / "data", {"train": labels * 2, "validation": [999, 0, 5]})
     small = ["--data.root", str(root), "--data.cache", str(tmp_path / "cache"), "--model.name", "tailprop_pico"]
     small += ["--optim.epochs", "1", "--data.workers", "1", "--run.device", "cpu"]
-    one = fork(["train", "imagenet1k_tiny", *small, "--optim.batch", "8", "--run.out", str(tmp_path / "one")])
+    one = fork(["train", "imagenet1k_tiny", *small, "--optim.batch-size", "8", "--run.out", str(tmp_path / "one")])
     assert one.returncode == 0, one.stderr
-    two = launch(["train", "imagenet1k_tiny", *small, "--optim.batch", "4", "--run.out", str(tmp_path / "two")], processes=2)
+    two = launch(
+        ["train", "imagenet1k_tiny", *small, "--optim.batch-size", "4", "--run.out", str(tmp_path / "two")], processes=2
+    )
     assert two.returncode == 0, two.stderr
     assert "the paper" not in one.stdout  # its number is tailprop_tiny's
     for name, processes in (("one", 1), ("two", 2)):
@@ -373,7 +379,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(
     assert tailprop_cli.main(command) == 2
     assert "the loss or its gradient became nan in epoch 1, step 4" in capsys.readouterr().err
     payload = checkpoint.load(tmp_path / "run" / "last.pt")
-    assert payload["position"]["total"] == 3
+    assert payload["position"]["global_step"] == 3
     assert all(value.isfinite().all() for value in payload["model"].values())
     monkeypatch.undo()
     assert tailprop_cli.main([*command, "--run.resume", "--run.threads", "1"]) == 0

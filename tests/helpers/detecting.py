@@ -30,7 +30,7 @@ def write_recipe(path: Path, root: Path, **changes: dict[str, Any]) -> Path:
         "detector": detector | {"anchor_px": list(SMALL.anchor_px), "score": 0.0, "detections": 10},
         "data": {"root": str(root), "short_px": 64, "long_px": 64, "workers": 0},
         "augment": {"short_px": [48, 64]},
-        "optim": {"epochs": 2, "batch": 2, "lr": 1e-3, "lr_batch": None, "warmup_epochs": 0, "warmup_steps": 2},
+        "optim": {"epochs": 2, "batch_size": 2, "lr": 1e-3, "lr_base_size": None, "warmup_epochs": 0, "warmup_steps": 2},
         "run": {"threads": 1, "device": "cpu", "log_every": 1, "save_every": 1, "tensorboard": False},
     }
     settings = {k: (v | changes.get(k, {}) if isinstance(v, dict) else v) for k, v in settings.items()}

@@ -52,7 +52,7 @@ def folder_recipe(tmp_path: Path, root: Path, **data: object) -> list[str]:
         tmp_path / "folder.yaml",
         model={"in_chans": 3},
         data={"source": "folder", "root": str(root), **data},
-        optim={"batch": 4, "epochs": 2},
+        optim={"batch_size": 4, "epochs": 2},
         augment={"mixup": 0.0, "cutmix": 0.0},
     )
     return ["train", str(recipe), "--run.out", str(tmp_path / "run")]

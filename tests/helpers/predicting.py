@@ -12,12 +12,12 @@ import torch
 import yaml
 from PIL import Image
 
-import tailprop.backbone.model  # noqa: F401 - registers the models
+import tailprop.backbone.registry  # noqa: F401 - registers the models
 from tailprop.engine.checkpoint import save_weights
 from tailprop.tasks.classify import predict
 from tailprop.tasks.classify.augment import eval_transform
 from tailprop.tasks.classify.load import load_classifier
-from tailprop.tasks.classify.predict import Predict
+from tailprop.tasks.classify.predict import ClassifyPredict
 
 CLASSES = ("tench", "great white", "a, b", '[red]"x"[/red]', "naïve :cat:", "dog", "six")
 
@@ -60,20 +60,21 @@ def answer(checkpoint: str, *images: Path | str, **settings: Any) -> list[dict[s
         return json.loads(out.read_text())
 
 
-def options(checkpoint: str, *images: Path | str, **settings: Any) -> Predict:
-    return Predict(checkpoint, tuple(map(str, images)), **{"size_px": 32, "device": "cpu", **settings})
+def options(checkpoint: str, *images: Path | str, **settings: Any) -> ClassifyPredict:
+    return ClassifyPredict(checkpoint, tuple(map(str, images)), **{"size_px": 32, "device": "cpu", **settings})
 
 
 def chances(row: dict[str, Any]) -> list[float]:
     """Probabilities by class."""
-    by_index = {guess["index"]: guess["probability"] for guess in row["predictions"]}
+    by_index = {score["index"]: score["probability"] for score in row["predictions"]}
     return [by_index[i] for i in range(len(CLASSES))]
 
 
 def expected(checkpoint: str, *images: Image.Image) -> torch.Tensor:
     """Softmax of the model on `eval_transform`'s tensors, with none of the command in between."""
     classifier = load_once(checkpoint, size_px=32)
-    transform = eval_transform(classifier.data, classifier.augment, classifier.in_chans)
+    settings = classifier.settings
+    transform = eval_transform(settings.data, settings.augment, settings.model.in_chans)
     with torch.inference_mode():
         return classifier.model(torch.stack([transform(image) for image in images])).softmax(1)
 

@@ -12,7 +12,15 @@ SMALL: dict[str, Any] = {
     "task": "restore",
     "model": {"name": "tailprop_ir_light", "in_chans": 1, "args": {"dim": 8, "depths": [1, 1]}},
     "data": {"crop_px": 16, "workers": 0},
-    "optim": {"epochs": 2, "epoch_steps": 4, "batch": 2, "lr": 2e-3, "lr_batch": None, "warmup_steps": 1, "weight_decay": 0.0},
+    "optim": {
+        "epochs": 2,
+        "epoch_steps": 4,
+        "batch_size": 2,
+        "lr": 2e-3,
+        "lr_base_size": None,
+        "warmup_steps": 1,
+        "weight_decay": 0.0,
+    },
     "run": {"threads": 1, "device": "cpu", "log_every": 1, "save_every": 2, "tensorboard": False},
 }
 

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "model": {"name": "tailprop_pico", "in_chans": 1, "drop_path": 0.2, "args": {"depths": [1, 1], "dims": [8, 16]}},
     "data": {"source": "digits", "size_px": 32, "resize_px": None, "workers": 0},
     "augment": {"flip": 0.0, "auto_augment": None, "color_jitter": 0.0, "erase": 0.2, "mixup": 0.4, "cutmix": 0.5},
-    "optim": {"epochs": 2, "batch": 100, "lr": 2e-3, "lr_batch": None, "warmup_epochs": 0.5},
+    "optim": {"epochs": 2, "batch_size": 100, "lr": 2e-3, "lr_base_size": None, "warmup_epochs": 0.5},
     "run": {"threads": 1, "device": "cpu", "ema": 0.9, "log_every": 1, "save_every": 2, "tensorboard": False},
 }
 
@@ -65,7 +65,7 @@ def stop_after(step: int, args: list[str], monkeypatch: pytest.MonkeyPatch) -> N
     after_step = Trainer._after_step
 
     def stop_once(self: Trainer) -> None:
-        self.stop_asked = signal.SIGTERM if self.at.total == step else None
+        self.stop_signal = signal.SIGTERM if self.loop.global_step == step else None
         after_step(self)
 
     with monkeypatch.context() as patch:

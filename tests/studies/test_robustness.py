@@ -17,15 +17,16 @@ from torch import Tensor, nn
 
 import tailprop_cli
 from tailprop.engine.checkpoint import save_weights
+from tailprop.engine.config import ModelConfig
 from tailprop.runtime.distributed import World
 from tailprop.studies import robustness
 from tailprop.studies.corruptions import CORRUPTIONS
-from tailprop.studies.robustness import Robustness, Row, _rows, _say, imagenet_a_indices, imagenet_indices, measure
-from tailprop.tasks.classify.augment import AugmentConfig
+from tailprop.studies.robustness import Robustness, Row, _print, _rows, imagenet_a_indices, imagenet_indices, measure
 from tailprop.tasks.classify.data import DataConfig
 from tailprop.tasks.classify.evaluate import DataChoice, evaluate_on
 from tailprop.tasks.classify.load import Classifier
 from tailprop.tasks.classify.metrics import Accuracy
+from tailprop.tasks.classify.task import ClassifyConfig
 
 ALONE = World(0, 1, torch.device("cpu"))
 SYNSETS = ImageNetInfo().label_names()
@@ -50,7 +51,8 @@ class Answers(nn.Module):
 
 def classifier(num_classes: int, answer: Callable[[int], list[int]], classes: tuple[str, ...] | None = None) -> Classifier:
     names = classes or (tuple(SYNSETS) if num_classes == 1000 else tuple(map(str, range(num_classes))))
-    return Classifier(Answers(num_classes, answer).eval(), "stub", names, 3, SMALL, AugmentConfig())
+    settings = ClassifyConfig(model=ModelConfig(name="stub"), data=SMALL)
+    return Classifier(Answers(num_classes, answer).eval(), settings, names)
 
 
 def write_greys(root: Path, greys: dict[str, list[int]]) -> Path:
@@ -142,8 +144,9 @@ def test_accuracy_under_corruption_is_known(tmp_path: Path) -> None:
 
 def test_a_model_no_image_fits(tmp_path: Path) -> None:
     root = write_greys(tmp_path, {"bright": [200], "dark": [90]})
-    two_channels = replace(classifier(2, lambda _grey: [0]), in_chans=2)
-    with pytest.raises(ValueError, match="stub takes 2 channels; images have 1, 3 or 4"):
+    stub = classifier(2, lambda _grey: [0])
+    two_channels = replace(stub, settings=replace(stub.settings, model=ModelConfig(name="stub", in_chans=2)))
+    with pytest.raises(ValueError, match=r"stub takes 2 channels \(model.in_chans\); images have 1, 3 or 4"):
         measure(Robustness("stub", corrupt=("fog",), data=DataChoice(root=root)), two_channels, ALONE)
 
 
@@ -184,7 +187,7 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     rows = [Row("ImageNet-A", 0, 36.0, 60.0, 7500, 200, 0), Row("clean", 0, 84.0, 96.0, 50, 40, 1)]
     rows += [Row("fog", 1, 70.0, 80.0, 50, 40, 1), Row("fog", 2, 60.0, 80.0, 50, 40, 1), Row("snow", 1, 50.0, 70.0, 50, 40, 1)]
     rows += [Row("snow", 2, 40.0, 70.0, 50, 40, 1)]
-    _say(rows, "tailprop_base", (1, 2))
+    _print(rows, "tailprop_base", (1, 2))
     printed = capsys.readouterr().out
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
     assert cells == [
@@ -196,7 +199,7 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     ]
     assert "the paper's" in printed
     assert "up to 1 broken image left out" in printed
-    _say([Row("ImageNet-A", 0, 36.0, 60.0, 9, 3, 0)], "tailprop_tiny", (1, 2))
+    _print([Row("ImageNet-A", 0, 36.0, 60.0, 9, 3, 0)], "tailprop_tiny", (1, 2))
     printed = capsys.readouterr().out
     assert "paper" not in printed
     assert "ImageNet-A: only 3 of its 200 classes have images here" in printed
@@ -249,7 +252,7 @@ def test_command(call: Callable[..., tuple[int, str]], ten_classes: Path, tmp_pa
         (("--corrupt", "fog", "--severities", "6"), "a severity is 1, 2, 3, 4 or 5, got 6"),
         (("--corrupt", "fog", "--severities"), "at least one of --severities"),
         (("--corrupt", "fog", "--limit", "-1"), "limit must be at least 0"),
-        (("--corrupt", "fog", "--batch", "0"), "batch must be at least 1"),
+        (("--corrupt", "fog", "--batch-size", "0"), "batch_size must be at least 1"),
         (("--corrupt", "fog"), "needs --data.root"),
         (("--corrupt", "fog", "--out", "."), "--out . is a folder; name a file"),
         (("--sketch", "nowhere"), "no folder nowhere; --sketch takes the folder of the dataset"),

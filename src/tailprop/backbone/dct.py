@@ -67,15 +67,17 @@ def dct_basis(n: int, like: Tensor) -> Tensor:
     return _build_basis(n, like.device).to(like.dtype)
 
 
-def frequency_grid(h: int, w: int, like: Tensor) -> Tensor:
+def frequency_grid(h: int, w: int, like: Tensor, spacing: float = 1.0) -> Tensor:
     """rho[m, n] = w_m^2 + w_n^2 with w_m = pi m / H and w_n = pi n / W, (H, W): the squared frequency of every coefficient.
+
+    With another `spacing` of neighbouring positions the frequencies are those over it.
 
     It is never coarser than float32, because responses are formed from it (see `operator`).
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     if _is_plain(like):
-        return _cached_grid(h, w, dtype, like.device)
-    return _build_grid(h, w, like.device).to(dtype)
+        return _cached_grid(h, w, dtype, like.device, spacing)
+    return _build_grid(h, w, like.device, spacing).to(dtype)
 
 
 def _check_spatial(x: Tensor) -> None:
@@ -147,9 +149,9 @@ def _cached_basis(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 @lru_cache(_CACHE_SIZE)
-def _cached_grid(h: int, w: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _cached_grid(h: int, w: int, dtype: torch.dtype, device: torch.device, spacing: float) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        return _build_grid(h, w, device).to(dtype)
+        return _build_grid(h, w, device, spacing).to(dtype)
 
 
 def _build_basis(n: int, device: torch.device) -> Tensor:
@@ -161,11 +163,12 @@ def _build_basis(n: int, device: torch.device) -> Tensor:
     return cosine / torch.linalg.vector_norm(cosine, dim=1, keepdim=True)
 
 
-def _build_grid(h: int, w: int, device: torch.device) -> Tensor:
+def _build_grid(h: int, w: int, device: torch.device, spacing: float) -> Tensor:
     dtype = _build_dtype(device)
     w_m = torch.arange(h, device=device, dtype=dtype) * math.pi / h
     w_n = torch.arange(w, device=device, dtype=dtype) * math.pi / w
-    return w_m.square()[:, None] + w_n.square()
+    rho = w_m.square()[:, None] + w_n.square()
+    return rho if spacing == 1 else rho / spacing**2
 
 
 def _build_dtype(device: torch.device) -> torch.dtype:

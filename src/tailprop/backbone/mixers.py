@@ -44,6 +44,7 @@ class Mixer(Protocol):
     `scale_parameters`, names of propagation scales, which may learn at a rate of their own.
     """
 
+    spacing: float  # of neighbouring positions; the backbone sets it below 1 where a map is finer than usual (output_stride)
     needs_frequency_embedding: bool  # whether `forward` takes the stage's embedding, (H, W, C), as a second argument
 
     def __call__(self, x: Tensor, *embedding: Tensor) -> Tensor: ...  # (B, H, W, C) -> (B, H, W, C)
@@ -73,19 +74,19 @@ def build_mixer(name: str, dim: int, **settings: Any) -> nn.Module:
     return MIXERS[name](dim, **settings)
 
 
-def heat_conduct(x: Tensor, k: Tensor) -> Tensor:
+def heat_conduct(x: Tensor, k: Tensor, spacing: float = 1.0) -> Tensor:
     """Heat conduction (vHeat): response exp(-rho k) with a diffusivity for each frequency and channel, k (H, W, C)."""
-    rho = frequency_grid(x.shape[-3], x.shape[-2], x)[..., None]
+    rho = frequency_grid(x.shape[-3], x.shape[-2], x, spacing)[..., None]
     return spectral_filter(x, lambda columns: torch.exp(-rho[:, columns] * at_least_float32(k[:, columns])))
 
 
-def wave_propagate(x: Tensor, t: Tensor, speed: Tensor, damping: Tensor) -> Tensor:
+def wave_propagate(x: Tensor, t: Tensor, speed: Tensor, damping: Tensor, spacing: float = 1.0) -> Tensor:
     """Damped wave (WaveFormer) after time t, (H, W, C), begun with u_0 = v_0 = X^.
 
     Response e^(-a t/2) [cos(w_d t) + (1 + a/2) sin(w_d t) / w_d], w_d = sqrt(max(v^2 rho - (a/2)^2, eps)).
     """
     v, a = at_least_float32(speed), at_least_float32(damping)
-    rho = frequency_grid(x.shape[-3], x.shape[-2], x)[..., None]
+    rho = frequency_grid(x.shape[-3], x.shape[-2], x, spacing)[..., None]
 
     def response(columns: slice) -> Tensor:
         now = at_least_float32(t[:, columns])
@@ -117,6 +118,7 @@ class HeatConduction(nn.Module):
     """vHeat's operator: k = ReLU(Linear(E)), then `heat_conduct`."""
 
     needs_frequency_embedding: Final = True
+    spacing: float = 1.0
 
     def __init__(self, dim: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class HeatConduction(nn.Module):
         self.to_k = nn.Linear(dim, dim, **dd)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return heat_conduct(x, F.relu(self.to_k(embedding)))
+        return heat_conduct(x, F.relu(self.to_k(embedding)), self.spacing)
 
 
 @register_mixer("wave")
@@ -132,6 +134,7 @@ class WavePropagation(nn.Module):
     """WaveFormer's operator by its equation: t = ReLU(Linear(E)), learned speed v and damping a, then `wave_propagate`."""
 
     needs_frequency_embedding: Final = True
+    spacing: float = 1.0
 
     def __init__(self, dim: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -147,7 +150,7 @@ class WavePropagation(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         damping = F.relu(self.damping)  # a negative one would let the wave grow without bound
-        return wave_propagate(x, F.relu(self.to_t(embedding)), self.speed, damping)
+        return wave_propagate(x, F.relu(self.to_t(embedding)), self.speed, damping, self.spacing)
 
 
 @register_mixer("attention")

@@ -1,28 +1,26 @@
-"""TailProp backbones: stem, TPO block, TPO layer, stage, network, sizes, timm entry points; to be read from top to bottom.
+"""TailProp backbones: stem, TPO block, TPO layer, stage, network; to be read from top to bottom.
 
 Shapes: B batch, H height, W width of the current map, C channels. Images come in as (B, 3, H, W) and features leave as
 (B, C, H/r, W/r), timm's convention; in between everything is channels-last, (B, H, W, C), so that linears, norms and cosine
 transforms need no transposes, and a convolution sees the same memory as PyTorch's channels_last format.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 import torch.fx
 import torch.nn.functional as F
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead, calculate_drop_path_rates, trunc_normal_
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, named_apply, register_model
+from timm.models import checkpoint, named_apply
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
 from .layers import MLP, StochasticDepth, in_slices
 from .mixers import build_mixer, resample_embedding
-from .weights import checkpoint_filter_fn
 
-__all__ = ["MODELS", "TPOBlock", "TPOLayer", "TPOStage", "TailProp"]
+__all__ = ["TPOBlock", "TPOLayer", "TPOStage", "TailProp"]
 
 MIN_SIZE_PX: Final = 32
 
@@ -56,11 +54,11 @@ class Stem(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Stride-2 convolution without bias, then a norm: (B, H, W, C) -> (B, H/2, W/2, C')."""
+    """Stride-2 convolution without bias, then a norm: (B, H, W, C) -> (B, H/2, W/2, C'); with stride 1 the map keeps its size."""
 
-    def __init__(self, dim: int, out_dim: int, **dd: Any) -> None:
+    def __init__(self, dim: int, out_dim: int, stride: int = 2, dilation: int = 1, **dd: Any) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(dim, out_dim, 3, stride=2, padding=1, bias=False, **dd)
+        self.conv = nn.Conv2d(dim, out_dim, 3, stride, padding=dilation, dilation=dilation, bias=False, **dd)
         self.norm = nn.LayerNorm(out_dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,9 +68,9 @@ class Downsample(nn.Module):
 class TPOBlock(nn.Module):
     """LayerNorm(TPO(p)) * SiLU(g) between projections, (p, g) = Linear(DWConv(X)) (Appendix F of the paper)."""
 
-    def __init__(self, dim: int, mixer: nn.Module, **dd: Any) -> None:
+    def __init__(self, dim: int, mixer: nn.Module, dilation: int = 1, **dd: Any) -> None:
         super().__init__()
-        self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **dd)
+        self.dwconv = nn.Conv2d(dim, dim, 3, padding=dilation, dilation=dilation, groups=dim, **dd)
         self.in_proj = nn.Linear(dim, 2 * dim, **dd)
         self.mixer = mixer
         self.norm = nn.LayerNorm(dim, **dd)
@@ -95,12 +93,13 @@ class TPOLayer(nn.Module):
         post_norm: bool = False,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
+        dilation: int = 1,
         **dd: Any,
     ) -> None:
         super().__init__()
         self.post_norm, self.layer_scale = post_norm, layer_scale
         self.norm1 = nn.LayerNorm(dim, **dd)
-        self.block = TPOBlock(dim, mixer, **dd)
+        self.block = TPOBlock(dim, mixer, dilation, **dd)
         self.norm2 = nn.LayerNorm(dim, **dd)
         self.mlp = MLP(dim, mlp_ratio, **dd)
         self.gamma1 = nn.Parameter(torch.empty(dim, **dd)) if layer_scale is not None else None
@@ -174,6 +173,8 @@ class TailProp(nn.Module):
         layer_scale: Initial value of a learned scale on each branch; None for no such scale.
         drop_rate: Dropout before the classifier.
         drop_path_rate: Stochastic depth of the last layer; earlier ones rise to it linearly from 0.
+        output_stride: Image over last map: 32, or 16 or 8 for dense prediction. Later stages then keep their resolution with
+            dilated convolutions, and propagate as far as before.
         img_size: Image size at which heat and wave keep their frequency embeddings (they are resampled for others). The other
             mixers have no parameter that knows the size of the image.
     """
@@ -192,6 +193,7 @@ class TailProp(nn.Module):
         layer_scale: float | None = None,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        output_stride: int = 32,
         img_size: int | tuple[int, int] = 224,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -201,18 +203,28 @@ class TailProp(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_chans, self.num_classes, self.drop_rate = in_chans, num_classes, drop_rate
         self.num_features = self.head_hidden_size = dims[-1]
-        self.feature_info = [dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}") for i, dim in enumerate(dims)]
+        strides = _strides(len(depths), output_stride)
+        self.feature_info = [
+            dict(num_chs=dim, reduction=stride, module=f"stages.{i}")
+            for i, (dim, stride) in enumerate(zip(dims, strides, strict=True))
+        ]
 
         self.stem = Stem(in_chans, dims[0], **dd)
         stages = []
         for i, rates in enumerate(calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)):
-            dim = dims[i]
+            dim, dilation = dims[i], 4 * 2**i // strides[i]
             mixers = [build_mixer(mixer, dim, **(mixer_args or {}), **dd) for _ in rates]
+            for m in mixers:
+                m.spacing = 1 / dilation  # a map that was not made smaller is finer: its scales mean the same distance
             layers = [
-                TPOLayer(dim, m, mlp_ratio, post_norm, layer_scale, rate, **dd) for m, rate in zip(mixers, rates, strict=True)
+                TPOLayer(dim, m, mlp_ratio, post_norm, layer_scale, rate, dilation, **dd)
+                for m, rate in zip(mixers, rates, strict=True)
             ]
-            downsample = Downsample(dims[i - 1], dim, **dd) if i else None
-            embedding_size = _map_size(img_size, 4 * 2**i) if mixers[0].needs_frequency_embedding else None
+            downsample = None
+            if i:
+                before = 4 * 2 ** (i - 1) // strides[i - 1]
+                downsample = Downsample(dims[i - 1], dim, strides[i] // strides[i - 1], before, **dd)
+            embedding_size = _map_size(img_size, strides[i]) if mixers[0].needs_frequency_embedding else None
             stages.append(TPOStage(dim, layers, downsample, embedding_size, **dd))
         self.stages = nn.Sequential(*stages)
         self.norm: nn.Module = nn.LayerNorm(self.num_features, **dd)
@@ -358,6 +370,13 @@ def _check_num_classes(num_classes: int) -> None:
         raise ValueError(f"num_classes must be at least 1, or 0 for a model without a classifier; got {num_classes}")
 
 
+def _strides(num_stages: int, output_stride: int) -> list[int]:
+    """Image over map of each stage, at most `output_stride`."""
+    if output_stride not in (8, 16, 32):
+        raise ValueError(f"output_stride is 8, 16 or 32, got {output_stride}")
+    return [min(4 * 2**i, output_stride) for i in range(num_stages)]
+
+
 def _map_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int]:
     """Size of the feature map; each stride-2 convolution rounds up."""
     h, w = (img_size, img_size) if isinstance(img_size, int) else img_size
@@ -372,60 +391,3 @@ def _init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - t
         nn.init.zeros_(module.bias)
     elif callable(reset := getattr(module, "reset_parameters", None)):
         reset()
-
-
-_WIDE = dict(dims=(96, 192, 384, 768))
-_POST_NORM = dict(depths=(2, 2, 18, 2), post_norm=True, layer_scale=1e-5)
-
-# Table C.1 of the paper, and two smaller ones of our own.
-SIZES: Final[dict[str, dict[str, Any]]] = {
-    "pico": dict(depths=(2, 2, 4, 2), dims=(32, 64, 128, 256)),
-    "nano": dict(depths=(2, 2, 4, 2), dims=(40, 80, 160, 320)),
-    "tiny": dict(depths=(2, 2, 6, 2), **_WIDE, drop_path_rate=0.1),
-    "small": dict(**_POST_NORM, **_WIDE, drop_path_rate=0.3),
-    "base": dict(**_POST_NORM, dims=(128, 256, 512, 1024), drop_path_rate=0.5),
-}
-FAMILIES: Final[dict[str, dict[str, Any]]] = {
-    "tailprop": dict(mixer="tailprop", sizes=tuple(SIZES)),
-    "vheat": dict(mixer="heat", sizes=("tiny", "small", "base")),
-    "waveformer": dict(mixer="wave", sizes=("tiny", "small", "base")),
-}
-
-
-def _cfg() -> dict[str, Any]:
-    return dict(
-        num_classes=1000,
-        input_size=(3, 224, 224),
-        pool_size=(7, 7),
-        crop_pct=0.875,  # resize 256, crop 224
-        interpolation="bicubic",
-        mean=IMAGENET_DEFAULT_MEAN,
-        std=IMAGENET_DEFAULT_STD,
-        first_conv="stem.conv1",
-        classifier="head.fc",
-        license="apache-2.0",
-    )
-
-
-def _entry_point(name: str, **settings: Any) -> Callable[..., nn.Module]:
-    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        return build_model_with_cfg(
-            TailProp,
-            name,
-            pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls="getter"),
-            **(settings | kwargs),
-        )
-
-    create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"{name}: {settings}"
-    return create
-
-
-MODELS: Final = {
-    f"{family}_{size}": SIZES[size] | dict(mixer=spec["mixer"]) for family, spec in FAMILIES.items() for size in spec["sizes"]
-}
-default_cfgs = generate_default_cfgs({name: _cfg() for name in MODELS})
-for _name, _settings in MODELS.items():
-    globals()[_name] = register_model(_entry_point(_name, **_settings))

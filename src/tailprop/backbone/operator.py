@@ -67,6 +67,7 @@ def tail_propagate(
     scales: Tensor | Sequence[float],
     weights: Tensor | Sequence[float] | None = None,
     orders: Tensor | Sequence[float] = (2.0, 1.0),
+    spacing: float = 1.0,
 ) -> Tensor:
     """Y = IDCT(sum_k w_k exp(-k_k rho^(alpha_k/2)) * DCT(X)): Eq. (7) of the paper, for any number of orders.
 
@@ -78,13 +79,14 @@ def tail_propagate(
             these are lambda and 1 - lambda. The last weight is taken to be what the others leave, so that the mean of each
             channel is kept exactly.
         orders: K numbers in (0, 2], or a tensor of shape (K,), (K, C) or (B, K, C) if they are learned.
+        spacing: Distance of neighbouring positions in the unit of the scales; below 1 on a map finer than they are meant for.
 
     >>> photo = torch.rand(1, 64, 48, 3)
     >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
     torch.Size([1, 64, 48, 3])
     """
     _check_map(x)
-    mix = _Mix.of(x, scales, weights, orders)
+    mix = _Mix.of(x, scales, weights, orders, spacing)
     return spectral_filter(x, lambda columns: mix.response(x, columns))  # (B, H, W, C)
 
 
@@ -93,6 +95,7 @@ def tail_propagate_reference(
     scales: Tensor | Sequence[float],
     weights: Tensor | Sequence[float] | None = None,
     orders: Tensor | Sequence[float] = (2.0, 1.0),
+    spacing: float = 1.0,
 ) -> Tensor:
     """The same operator written to be read: a branch for each order, each with its own transform pair, mixed in space.
 
@@ -102,8 +105,8 @@ def tail_propagate_reference(
     dtype, x = x.dtype, x.double()
     _, h, w, _ = x.shape
     d_h, d_w = _cosine_matrix(h, x), _cosine_matrix(w, x)
-    w_m = math.pi * torch.arange(h, dtype=x.dtype, device=x.device) / h
-    w_n = math.pi * torch.arange(w, dtype=x.dtype, device=x.device) / w
+    w_m = math.pi * torch.arange(h, dtype=x.dtype, device=x.device) / (h * spacing)
+    w_n = math.pi * torch.arange(w, dtype=x.dtype, device=x.device) / (w * spacing)
     rho = w_m[:, None] ** 2 + w_n[None, :] ** 2  # (H, W)
     away_from_zero = torch.where(rho > 0, rho, 1.0)
 
@@ -137,6 +140,7 @@ class _Mix(NamedTuple):
     scales: Tensor  # (K, C or 1)
     weights: Tensor  # (B or 1, K, C or 1)
     orders: tuple[float | Tensor, ...]  # K numbers, or K tensors (B or 1, C or 1)
+    spacing: float = 1.0
 
     @classmethod
     def of(
@@ -145,6 +149,7 @@ class _Mix(NamedTuple):
         scales: Tensor | Sequence[float],
         weights: Tensor | Sequence[float] | None,
         orders: Tensor | Sequence[float],
+        spacing: float = 1.0,
     ) -> "_Mix":
         dtype = torch.promote_types(x.dtype, torch.float32)
         _check_numbers(scales, weights)
@@ -160,12 +165,12 @@ class _Mix(NamedTuple):
                 f"one scale, one weight and one order are needed for each response, got {num_orders} scales, "
                 f"{weights.shape[1]} weights and {len(split)} orders"
             )
-        return cls(scales, weights, split)
+        return cls(scales, weights, split, spacing)
 
     def each_response(self, x: Tensor, columns: slice = _ALL) -> list[Tensor]:
         """The response of each order alone at some columns of frequencies, K tensors (B or 1, H, columns, C or 1)."""
         h, w = x.shape[-3], x.shape[-2]
-        rho = frequency_grid(h, w, x)[None, :, columns, None]
+        rho = frequency_grid(h, w, x, self.spacing)[None, :, columns, None]
         orders = (o[:, None, None, :] if isinstance(o, Tensor) else o for o in self.orders)
         return [stable_response(rho, k, order) for k, order in zip(self.scales, orders, strict=True)]
 
@@ -239,6 +244,7 @@ class TailPropagation(nn.Module):
     needs_frequency_embedding: Final = False
     no_decay: Final = ("theta", "gate_logits", "order_logits")
     scale_parameters: Final = ("theta",)
+    spacing: float = 1.0  # of neighbouring positions, set by a backbone whose map is finer than usual
 
     def __init__(
         self,
@@ -313,13 +319,13 @@ class TailPropagation(nn.Module):
         return self.orders
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
-        return tail_propagate(x, self.scales(), self.weights(x), self.stable_orders(x))
+        return tail_propagate(x, self.scales(), self.weights(x), self.stable_orders(x), self.spacing)
 
     @torch.no_grad()
     def explain(self, x: Tensor) -> PropagationDetails:
         """The values inside one forward pass on x, (B, H, W, C)."""
         b, h, w, c = x.shape
-        mix = _Mix.of(x, self.scales(), self.weights(x), self.stable_orders(x))
+        mix = _Mix.of(x, self.scales(), self.weights(x), self.stable_orders(x), self.spacing)
         orders = [torch.as_tensor(o, device=x.device).expand(b, c) for o in mix.orders]
         return PropagationDetails(
             scales=mix.scales,

@@ -6,8 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import tailprop.backbone.model as backbone
 from tailprop.backbone.cost import count_macs, count_parameters, create_on_meta
+from tailprop.backbone.model import MIN_SIZE_PX
+from tailprop.backbone.registry import MODELS
 from tailprop.utils.validation import check_at_least
 
 
@@ -21,14 +22,14 @@ class Models:
     """Image width for the multiply-adds."""
 
     def check(self) -> None:
-        check_at_least("height", self.height, backbone.MIN_SIZE_PX)
-        check_at_least("width", self.width, backbone.MIN_SIZE_PX)
+        check_at_least("height", self.height, MIN_SIZE_PX)
+        check_at_least("width", self.width, MIN_SIZE_PX)
 
 
 def count_all(height: int = 224, width: int = 224) -> dict[str, dict[str, Any]]:
     """What `backbone/costs.json` holds for 224 px, so that listing the models needs no PyTorch."""
     rows = {}
-    for name, settings in backbone.MODELS.items():
+    for name, settings in MODELS.items():
         model = create_on_meta(name)
         cost = dict(parameters=count_parameters(model), macs=count_macs(model, height, width))
         rows[name] = {key: settings[key] for key in ("mixer", "depths", "dims")} | cost

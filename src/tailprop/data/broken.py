@@ -41,7 +41,8 @@ class BrokenFiles(dict[str, str]):
     def record(self, found: Sequence[Broken], shared: bool = False) -> None:
         """Add what was found. What every process has found (`shared`) is named by the first."""
         if found and self.on_broken == "stop":
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            others = len({item.name for item in found}) - 1  # a file may be met twice, as one that shall replace another
+            more = f" (and {others} more)" if others else ""
             raise ValueError(f"{found[0]}{more}; fix or remove it, or leave it out (--data.on-broken skip)")
         new = {item.name: item for item in found if item.name not in self}
         if self.is_main or not shared:

@@ -144,6 +144,8 @@ def portable(config: Any) -> dict[str, Any]:
 
 
 def _is_local(f: dataclasses.Field[Any], value: Any) -> bool:
+    if isinstance(value, str) and Path(value).is_absolute():  # a folder below the root may be given so
+        return True
     local = f.metadata.get("local", False)
     return local(value) if callable(local) else bool(local)
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from tailprop.engine.run_settings import DEFAULT_TASK, find_task_name
 from tailprop.engine.task import TaskSpec
+from tailprop.utils.extras import explain_missing_extras
 from tailprop.utils.text import did_you_mean
 
 __all__ = ["TASKS", "find_spec", "load"]
@@ -32,4 +33,5 @@ def load(path: str | Path, **options: Any) -> Any:
         what it tells apart; `settings`, those of its run; and `model`, the network in evaluation mode.
     """
     spec = find_spec(find_task_name(path) or DEFAULT_TASK)
-    return spec.part(spec.load)(path, **options)
+    with explain_missing_extras():
+        return spec.part(spec.load)(path, **options)

@@ -37,7 +37,7 @@ def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
     write_atomically(
         path,
         lambda part: part.write_text(
-            json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8", errors="surrogateescape"
+            json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace"
         ),
     )
 

@@ -198,7 +198,8 @@ def test_spoilt_pages_are_broken_images(workers: int, tmp_path: Path, capsys: py
     shard = root / "train-00000-of-00001.parquet"
     pq.write_table(pq.read_table(shard), shard, row_group_size=100, compression="none", use_dictionary=False)
     spoil(shard, 0, (0, 1))
-    command = [*folder_recipe(tmp_path, root, source="parquet", workers=workers), "--optim.batch", "50", "--optim.epochs", "1"]
+    recipe = folder_recipe(tmp_path, root, source="parquet", workers=workers)
+    command = [*recipe, "--optim.batch-size", "50", "--optim.epochs", "1"]
     assert tailprop_cli.main(command) == 2
     err = capsys.readouterr().err.splitlines()[-1]
     assert "train-00000-of-00001.parquet row" in err
@@ -226,11 +227,11 @@ def test_pages_before_the_damage_are_read(tmp_path: Path) -> None:
 def test_labels_that_cannot_be_used(tmp_path: Path) -> None:
     shard = tmp_path / "train-00000-of-00001.parquet"
     pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 2**31 - 1]}), shard)
-    with pytest.raises(ValueError, match=r"label 2147483647 of train-00000-of-00001.parquet row 1 is no number of a class"):
+    with pytest.raises(ValueError, match=r"label 2147483647 of train-00000-of-00001.parquet row 1 is not a valid class index"):
         Parquet(tmp_path, "train")
     pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 1]}), shard, use_dictionary=False)
     spoil(shard, 0, (1,))
-    with pytest.raises(ValueError, match=r"train-00000-of-00001.parquet is damaged .*; download it again"):
+    with pytest.raises(ValueError, match=r"train-00000-of-00001.parquet is corrupt .*; download it again"):
         Parquet(tmp_path, "train")
     pq.write_table(pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}), shard)
     with pytest.raises(ValueError, match="its shards are empty"):

@@ -17,7 +17,8 @@ import tailprop_cli
 from tailprop.data.images import list_images
 from tailprop.engine.checkpoint import save_weights
 from tailprop.tasks.classify import predict
-from tailprop.tasks.classify.predict import Guess, Predict, Prediction
+from tailprop.tasks.classify.load import ClassScore
+from tailprop.tasks.classify.predict import ClassifyPredict, Prediction
 from tests.helpers.predicting import CLASSES, answer, chances, expected, make_run, make_weights, noise, options, save
 
 
@@ -33,16 +34,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_probabilities_are_the_models(checkpoint: str, tmp_path: Path, batch: int) -> None:
     images = [noise(seed, height=30 + 7 * seed, width=90 - 11 * seed) for seed in range(5)]
     paths = [save(image, tmp_path / f"{i}.png") for i, image in enumerate(images)]
-    rows = answer(checkpoint, *paths, top=99, batch=batch)
+    rows = answer(checkpoint, *paths, top=99, batch_size=batch)
     assert [row["image"] for row in rows] == list(map(str, paths))
     wanted = expected(checkpoint, *images)
     assert (wanted[0] - wanted[1]).abs().max() > 0.01  # or the comparison would prove nothing
     torch.testing.assert_close(torch.tensor([chances(row) for row in rows]), wanted, atol=1e-6, rtol=1e-5)
     for row in rows:
-        probabilities = [guess["probability"] for guess in row["predictions"]]
+        probabilities = [score["probability"] for score in row["predictions"]]
         assert probabilities == sorted(probabilities, reverse=True)
         assert sum(probabilities) == pytest.approx(1)
-        assert [guess["name"] for guess in row["predictions"]] == [CLASSES[guess["index"]] for guess in row["predictions"]]
+        assert [score["name"] for score in row["predictions"]] == [CLASSES[score["index"]] for score in row["predictions"]]
 
 
 def test_weights_without_their_run(checkpoint: str, tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_table_csv_and_json_agree(checkpoint: str, tmp_path: Path, capsys: pytes
 
 
 def test_best_is_bold_and_a_narrow_terminal_loses_nothing() -> None:
-    prediction = Prediction("folder/" + "x" * 60 + ".png", (Guess(0, "tench", 0.75), Guess(1, "y" * 40, 0.25)))
+    prediction = Prediction("folder/" + "x" * 60 + ".png", (ClassScore(0, "tench", 0.75), ClassScore(1, "y" * 40, 0.25)))
     console = Console(width=40, force_terminal=True, color_system="standard", legacy_windows=False)
     text = predict._render([prediction], "table", console)
     best, second = (next(line for line in text.splitlines() if figure in line) for figure in ("75.00", "25.00"))
@@ -114,7 +115,7 @@ def test_form_follows_the_suffix_unless_given(checkpoint: str, tmp_path: Path, n
 
 def test_standard_output_holds_the_answer_alone(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [save(noise(i), tmp_path / f"{i}.png") for i in range(3)]
-    predict.run(options(checkpoint, *paths, batch=1, format="json"))
+    predict.run(options(checkpoint, *paths, batch_size=1, format="json"))
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)) == 3
     assert captured.err == ""  # no bar where nobody watches
@@ -131,15 +132,15 @@ def test_a_terminal_gets_a_bar_for_more_than_one_batch(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     paths = [save(noise(i), tmp_path / f"{i}.png") for i in range(3)]
-    predict.run(options(checkpoint, *paths, batch=batch, format="json"))
+    predict.run(options(checkpoint, *paths, batch_size=batch, format="json"))
     captured = capsys.readouterr()
     assert ("classifying" in captured.err) == shown
     assert len(json.loads(captured.out)) == 3
 
 
 def test_command_line_takes_many_images() -> None:
-    parsed = tyro.cli(Predict, args=["run", "a.png", "photos/*.jpg", "--top", "2", "--on-broken", "stop"])
-    assert parsed == Predict("run", ("a.png", "photos/*.jpg"), top=2, on_broken="stop")
+    parsed = tyro.cli(ClassifyPredict, args=["run", "a.png", "photos/*.jpg", "--top", "2", "--on-broken", "stop"])
+    assert parsed == ClassifyPredict("run", ("a.png", "photos/*.jpg"), top=2, on_broken="stop")
 
 
 # ---- which images
@@ -186,7 +187,7 @@ def test_what_is_not_there_is_named(
     ("settings", "message"),
     [
         ({"top": 0}, "top must be at least 1, got 0"),
-        ({"batch": 0}, "batch must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"size_px": 16}, "size_px must be at least 32"),
         ({"out": Path("a.png")}, "--out a.png is named like an image"),
         ({"out": Path()}, "--out . is a folder"),

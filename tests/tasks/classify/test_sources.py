@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tailprop.tasks.classify.evaluate import align_classes
+from tailprop.tasks.classify.evaluate import align_source
 from tailprop.tasks.classify.sources import Folder, Parquet, TimmDataset, split_hash
 from tests.helpers.folders import jpeg, make_folder, make_snapshot
 from tests.helpers.runs import assert_refused, write_recipe
@@ -20,22 +20,22 @@ def test_classes_are_compared_by_name(tmp_path: Path) -> None:
         (root / "train" / "blue" / f"{k}.jpg").unlink()
     (root / "train" / "blue").rmdir()
     only_red = Folder(root, "train")
-    align_classes(only_red, ("blue", "red"))
+    align_source(only_red, ("blue", "red"))
     assert only_red.labels.tolist() == [1, 1]
-    with pytest.raises(ValueError, match=r"does not know the data's class 'red'; it knows 2 \(cat, dog\)"):
-        align_classes(Folder(root, "train"), ("cat", "dog"))
+    with pytest.raises(ValueError, match="the data has classes that the model does not know: red; it knows cat, dog"):
+        align_source(Folder(root, "train"), ("cat", "dog"))
     (root / "train" / "void").mkdir()  # without images it is no class that has to be known
     with_empty = Folder(root, "train")
-    align_classes(with_empty, ("blue", "red", "yellow"))
+    align_source(with_empty, ("blue", "red", "yellow"))
     assert with_empty.labels.tolist() == [1, 1]
 
 
 def test_classes_are_taken_in_order_only_if_no_name_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = make_folder(tmp_path / "images", count=1)
-    with pytest.raises(ValueError, match="does not know the data's class 'red', though it knows 1 of 2 by name"):
-        align_classes(Folder(root, "train"), ("azure", "blue"))
+    with pytest.raises(ValueError, match="the data has classes that the model does not know: red; it knows azure, blue"):
+        align_source(Folder(root, "train"), ("azure", "blue"))
     source = Folder(root, "train")
-    align_classes(source, ("n01", "n02"))
+    align_source(source, ("n01", "n02"))
     assert source.labels.tolist() == [0, 1]
     assert "they are taken in order" in capsys.readouterr().err
 
@@ -45,7 +45,7 @@ def test_a_name_that_stands_twice_is_told_apart(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.jpg").write_bytes(jpeg(9))
     source = Folder(tmp_path, "validation", held_out=1.0)
-    align_classes(source, ("tench", "crane", "crane"))  # timm's names of ImageNet's classes, Hugging Face's of the data's
+    align_source(source, ("tench", "crane", "crane"))  # timm's names of ImageNet's classes, Hugging Face's of the data's
     assert source.labels.tolist() == [1, 2, 0]
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 from tailprop.data.formats.coco import read_coco
 from tailprop.data.shapes.render import SceneConfig
 from tailprop.data.shapes.write import write_coco
-from tailprop.tasks.common.pages import GAP_PX, draw_page
-from tailprop.tasks.detect.draw import JPEG_PX, Drawn, _edge, _font, draw_objects, truth_of
+from tailprop.tasks.common.pages import GAP_PX, draw_page, load_font
+from tailprop.tasks.detect.draw import JPEG_PX, Drawn, _edge, draw_objects, truth_of
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_names_in_other_alphabets_are_drawn() -> None:
 
 
 def _shape(letter: str) -> np.ndarray:
-    return np.array(_font(30).getmask(letter))
+    return np.array(load_font(30).getmask(letter))

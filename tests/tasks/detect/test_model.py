@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 import tailprop_cli
-from tailprop.engine.config import ModelConfig, build
+from tailprop.engine.config import ModelConfig, OptimConfig
 from tailprop.engine.optim import build_optimizer, build_schedule
 from tailprop.engine.recipes import find_recipe, read_recipe
+from tailprop.engine.settings import build
 from tailprop.tasks.detect.bench import PAPER_GMACS, BenchDetect, papers_gmacs
 from tailprop.tasks.detect.model import DetectorConfig, Sizes, create_detector, detector_macs
 from tailprop.tasks.detect.task import DetectConfig
@@ -96,7 +97,8 @@ def test_coordinates_stay_exact_under_autocast() -> None:
 
 def test_decay_spares_norms_biases_and_what_the_backbone_excepts() -> None:
     model = small_detector(**NARROW)
-    decay = {id(p): group["weight_decay"] for group in build_optimizer(model, 0.05).param_groups for p in group["params"]}
+    groups = build_optimizer(model, OptimConfig(weight_decay=0.05)).param_groups
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     excluded = model.no_weight_decay()
     assert any(name.endswith("theta") for name in excluded)
     for name, parameter in model.named_parameters():

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +14,15 @@ from PIL import Image
 from pycocotools.coco import COCO
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 import tailprop_cli
 from tailprop.data.shapes.render import SceneConfig
 from tailprop.data.shapes.write import write_coco
 from tailprop.tasks.detect import evaluate as eval_detect
+from tailprop.tasks.detect import model as detect_model
 from tailprop.tasks.detect.load import load_detector
-from tailprop.tasks.detect.metrics import METRICS, score_results
-from tailprop.tasks.detect.predict import _ask_for, find_objects
+from tailprop.tasks.detect.metrics import METRICS, score_results, to_results
 from tests.helpers.detecting import validation_set, write_recipe
 from tests.helpers.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_resume
 
@@ -66,7 +68,7 @@ def test_a_stopped_run_ends_with_the_same_weights(
 
 
 def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path / "small.yaml", scenes, optim={"epochs": 1, "batch": 1})
+    recipe = write_recipe(tmp_path / "small.yaml", scenes, optim={"epochs": 1, "batch_size": 1})
     done = fork(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2)
     assert done.returncode == 0, done.stderr
     args = ["eval", str(tmp_path / "run"), "--out", str(tmp_path / "1.json"), "--results", str(tmp_path / "r.json")]
@@ -93,7 +95,7 @@ def test_eval_matches_categories_by_name(run: Path, scenes: Path, tmp_path: Path
     content["categories"][0]["name"] = "unicorn"
     path.write_text(json.dumps(content))
     assert tailprop_cli.main(["eval", str(run), "--data.root", str(other)]) == 2
-    assert "categories that the detector does not know: unicorn" in capsys.readouterr().err
+    assert "instances_val2017.json has classes that the model does not know: unicorn" in capsys.readouterr().err
 
 
 def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,17 +126,17 @@ def test_damaged_weights_are_refused_not_taken_to_find_nothing(
         weights[layer] = torch.full_like(weights[layer], torch.nan)
         save_file(weights, tmp_path / "damaged.safetensors", notes)
         for args in (["predict", str(image), "--out", str(tmp_path / "out")], ["eval", "--data.root", str(scenes)]):
-            assert_refused([args[0], str(tmp_path / "damaged.safetensors"), *args[1:]], "answer is not finite", capsys)
+            assert_refused(
+                [args[0], str(tmp_path / "damaged.safetensors"), *args[1:]], "the model's output is not finite", capsys
+            )
 
 
 def test_scores_below_the_runs_own_are_given_when_asked_for(run: Path, scenes: Path) -> None:
     detector, image = load_detector(str(run)), Image.open(next((scenes / "val2017").iterdir()))
-    detector.model.roi_heads.score_thresh = 0.9
-    counts = []
-    for score in (0.9, 0.0):
-        _ask_for(detector, score)
-        counts.append(len(find_objects(detector, image, 1, torch.device("cpu"))))
-    assert counts[1] > counts[0]
+    detector.detector.roi_heads.score_thresh = 0.9
+    few, many = (detector.predict(image, score=score) for score in (0.9, 0.0))
+    assert len(many) > len(few)
+    assert len(to_results(1, detector.find(image), detector.category_ids)) == len(many)
 
 
 def test_eval_makes_no_scenes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +192,15 @@ def test_brackets_in_names_are_no_markup(run: Path, tmp_path: Path, capsys: pyte
     assert said.endswith("[b]out")
 
 
-def test_only_what_is_wanted_gets_masks(run: Path, scenes: Path, tmp_path: Path) -> None:
+def test_only_what_is_wanted_gets_masks(run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pasted: list[int] = []
+
+    def watched(masks: torch.Tensor, *args: Any) -> torch.Tensor:
+        pasted.append(len(masks))
+        return paste_masks_in_image(masks, *args)
+
+    monkeypatch.setattr(detect_model, "paste_masks_in_image", watched)
+
     def found_with(score: float) -> list[tuple[float, str]]:
         args = ["predict", str(run), image, "--score", str(score), "--out", str(tmp_path / "out"), "--overwrite"]
         assert tailprop_cli.main(args) == 0
@@ -199,13 +209,13 @@ def test_only_what_is_wanted_gets_masks(run: Path, scenes: Path, tmp_path: Path)
 
     image = str(next((scenes / "val2017").iterdir()))
     everything = found_with(0.0)
+    assert sum(pasted) == len(everything) > 0
     middle = everything[len(everything) // 2][0]
     assert found_with(middle) == [entry for entry in everything if entry[0] >= middle]  # that one too
-    detector = load_detector(str(run))
-    _ask_for(detector, 1.0)
-    with torch.no_grad():
-        (found,) = detector.model([torch.rand(3, 64, 64)])
-    assert len(found["masks"]) == 0
+    pasted.clear()
+    assert found_with(1.0) == []
+    assert load_detector(str(run)).predict(image, score=1.0).masks.shape == (0, 64, 64)
+    assert sum(pasted) == 0
 
 
 def test_eval_of_some_categories_writes_only_those(run: Path, scenes: Path, tmp_path: Path) -> None:

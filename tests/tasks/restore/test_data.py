@@ -15,10 +15,12 @@ from scipy import ndimage
 from tailprop.data.broken import Broken
 from tailprop.data.raster import fit_channels, full_luma, read_pixels, read_profile, studio_luma, try_pixels, write_pixels
 from tailprop.data.samplers import SampleKey
-from tailprop.tasks.restore.data import CropDataset, Pair, RestoreDataConfig, TestDataset
+from tailprop.tasks.restore.data import CropDataset, Pair, RestoreDataConfig
+from tailprop.tasks.restore.data import TestDataset as WholeImages  # or pytest would take it for a test
 from tailprop.tasks.restore.degrade import add_test_noise, compress, to_unit
 from tailprop.tasks.restore.inference import evaluate_restorer
 from tailprop.tasks.restore.metrics import psnr, psnr_b, ssim
+from tailprop.tasks.restore.task import take_one
 from tests.helpers.restoring import photograph, write_images
 
 
@@ -140,10 +142,10 @@ def test_ssim_refuses_what_its_window_does_not_fit() -> None:
         ssim(np.zeros((10, 12, 1), np.uint8), np.zeros((10, 12, 1), np.uint8))
 
 
-@pytest.mark.parametrize("damage", ["noise", "jpeg"])
-def test_crops_are_a_function_of_the_key(damage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("degradation", ["noise", "jpeg"])
+def test_crops_are_a_function_of_the_key(degradation: str, tmp_path: Path) -> None:
     paths = sorted(write_images(tmp_path / "a").iterdir())
-    crops = CropDataset(paths, RestoreDataConfig(damage=damage, crop_px=16), 1)
+    crops = CropDataset(paths, RestoreDataConfig(degradation=degradation, crop_px=16), 1)
     first, again, other = (crops[key][0] for key in (SampleKey(1, 7), SampleKey(1, 7), SampleKey(1, 8)))
     assert first.degraded.shape == first.clean.shape == (1, 16, 16)
     assert torch.equal(first.degraded, again.degraded)
@@ -160,25 +162,30 @@ def test_noise_has_the_asked_strength(tmp_path: Path) -> None:
     assert abs(float(noise.mean())) * 255 < 0.5
 
 
-@pytest.mark.parametrize(("damage", "side"), [("noise", 5), ("jpeg", 5), ("noise", 1)])
-def test_images_smaller_than_the_crop_are_mirrored(damage: str, side: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("degradation", "side"), [("noise", 5), ("jpeg", 5), ("noise", 1)])
+def test_images_smaller_than_the_crop_are_mirrored(degradation: str, side: int, tmp_path: Path) -> None:
     crops = CropDataset(
-        sorted(write_images(tmp_path / "a", side=side).iterdir()), RestoreDataConfig(damage=damage, crop_px=16), 3
+        sorted(write_images(tmp_path / "a", side=side).iterdir()), RestoreDataConfig(degradation=degradation, crop_px=16), 3
     )
     assert crops[SampleKey(0, 0)][0].clean.shape == (3, 16, 16)
 
 
-def test_a_broken_image_gives_way_to_the_next(tmp_path: Path) -> None:
+def test_a_broken_image_gives_way_to_any_other(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "a")
     (folder / "0.png").write_text("no image")
-    broken, pair = CropDataset(sorted(folder.iterdir()), RestoreDataConfig(crop_px=16), 1)[SampleKey(0, 0)]
-    assert isinstance(broken, Broken)
-    assert pair.name == "1.png"
+    crops, taken = CropDataset(sorted(folder.iterdir()), RestoreDataConfig(crop_px=16), 1), set()
+    for seed in range(20):
+        *broken, pair = crops[SampleKey(0, seed)]
+        assert broken
+        assert set(broken) == {Broken(str(folder / "0.png"), "not an image")}
+        assert isinstance(pair, Pair)
+        taken.add(pair.name)
+    assert taken == {"1.png", "2.png"}
 
 
 def test_the_cache_is_bounded(tmp_path: Path) -> None:
     paths = sorted(write_images(tmp_path / "a", count=3, side=40).iterdir())
-    crops = CropDataset(paths, RestoreDataConfig(crop_px=16, cache=3500e-9), 1)  # room for two of 1600 to 1680 bytes
+    crops = CropDataset(paths, RestoreDataConfig(crop_px=16, cache_gb=3500e-9), 1)  # room for two of 1600 to 1680 bytes
     for index in range(3):
         crops[SampleKey(index, 0)]
     assert sorted(crops.kept) == [0, 1]
@@ -187,7 +194,7 @@ def test_the_cache_is_bounded(tmp_path: Path) -> None:
 def test_jpeg_blocks_lie_anywhere_in_a_crop(tmp_path: Path) -> None:
     """The largest steps of the compressed crops are not always at the same columns."""
     crops = CropDataset(
-        sorted(write_images(tmp_path / "a", side=80).iterdir()), RestoreDataConfig(damage="jpeg", quality=5, crop_px=32), 1
+        sorted(write_images(tmp_path / "a", side=80).iterdir()), RestoreDataConfig(degradation="jpeg", quality=5, crop_px=32), 1
     )
     phases = set()
     for seed in range(24):
@@ -197,20 +204,21 @@ def test_jpeg_blocks_lie_anywhere_in_a_crop(tmp_path: Path) -> None:
 
 
 def scores_of_input(folder: Path, channels: int, **data: object) -> dict[str, float]:
-    images = TestDataset(sorted(folder.iterdir()), RestoreDataConfig(**data), channels)
-    scores = evaluate_restorer(lambda x: x, (images[SampleKey(i, i)] for i in range(len(images))), torch.device("cpu"))
-    return {name: scores.mean(name) for name in ("psnr", "damaged_psnr", "ssim", "psnr_b")}
+    images = WholeImages(sorted(folder.iterdir()), RestoreDataConfig(**data), channels)
+    pairs = (take_one([images[SampleKey(i, i)]]) for i in range(len(images)))
+    scores = evaluate_restorer(lambda x: x, pairs, torch.device("cpu"))
+    return {name: scores.mean(name) for name in ("psnr", "degraded_psnr", "ssim", "psnr_b")}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_noisy_input_scores_what_its_sigma_says(channels: int, tmp_path: Path) -> None:
     scores = scores_of_input(write_images(tmp_path / "a", side=200, mode="RGB"), channels, sigma=15)
-    assert scores["damaged_psnr"] == pytest.approx(20 * np.log10(255 / 15), abs=0.05)  # 24.61
+    assert scores["degraded_psnr"] == pytest.approx(20 * np.log10(255 / 15), abs=0.05)  # 24.61
 
 
 def test_the_compressed_input_scores_what_pillows_encoder_gives(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "a", side=96)
-    scores = scores_of_input(folder, 1, damage="jpeg", quality=30)
+    scores = scores_of_input(folder, 1, degradation="jpeg", quality=30)
     expected = []
     for path in sorted(folder.iterdir()):
         Image.open(path).save(tmp_path / "q.jpg", quality=30)
@@ -236,15 +244,15 @@ def test_missing_folders_are_named() -> None:
             ask()
 
 
-@pytest.mark.parametrize("damage", ["noise", "jpeg"])
-def test_gray_is_learned_from_black_to_white(damage: Literal["noise", "jpeg"], tmp_path: Path) -> None:
+@pytest.mark.parametrize("degradation", ["noise", "jpeg"])
+def test_gray_is_learned_from_black_to_white(degradation: Literal["noise", "jpeg"], tmp_path: Path) -> None:
     for name in "ab":
         Image.new("RGB", (16, 16), "white").save(tmp_path / f"{name}.png")
-    crops = CropDataset(sorted(tmp_path.iterdir()), RestoreDataConfig(damage=damage, crop_px=8), 1)
+    crops = CropDataset(sorted(tmp_path.iterdir()), RestoreDataConfig(degradation=degradation, crop_px=8), 1)
     whites = [
         round(255 * float(pair.clean.max())) for i in range(2) for pair in crops[SampleKey(i, i)] if isinstance(pair, Pair)
     ]
-    assert whites == ([255, 255] if damage == "noise" else [255, 235])
+    assert whites == ([255, 255] if degradation == "noise" else [255, 235])
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

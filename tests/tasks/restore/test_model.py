@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import tailprop_cli
-from tailprop.engine.config import build
 from tailprop.engine.optim import build_schedule
 from tailprop.engine.recipes import find_recipe, read_recipe
+from tailprop.engine.settings import build
 from tailprop.tasks.restore.inference import restore_tiled, restore_whole
 from tailprop.tasks.restore.model import RESTORERS, DnCNN, TailPropIR, create_restorer
 from tailprop.tasks.restore.task import RestoreConfig, charbonnier
@@ -141,7 +141,7 @@ def test_dfwb_is_the_papers(name: str, channels: int, crop: int, paper: float) -
     config = build(RestoreConfig, read_recipe(find_recipe(name)))
     config.check()
     assert (config.model.name, config.model.in_chans, config.paper_psnr["tailprop_ir"]) == ("tailprop_ir", channels, paper)
-    assert (config.data.crop_px, config.optim.batch, config.optim.betas) == (crop, 1, (0.9, 0.999))
+    assert (config.data.crop_px, config.optim.batch_size, config.optim.betas) == (crop, 1, (0.9, 0.999))
     assert config.optim.weight_decay == 0  # AdamW without decay is Adam
     schedule = build_schedule(config.optim, config.optim.epoch_steps, 1)
     assert schedule.steps == 1_600_000

@@ -38,7 +38,7 @@ def test_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     scores = json.loads((trained / "s.json").read_text())
     assert scores["mean"]["psnr"] == pytest.approx(max(row["psnr"] for row in epochs), abs=1e-4)
-    assert scores["mean"]["damaged_psnr"] == pytest.approx(24.61, abs=0.3)
+    assert scores["mean"]["degraded_psnr"] == pytest.approx(24.61, abs=0.3)
     assert "mean of 5" in said
     assert len(list((trained / "p").glob("*.png"))) == 5
 
@@ -59,7 +59,7 @@ def test_a_killed_run_resumes_to_the_same_weights(trained: Path, tmp_path: Path)
     step = engine.Trainer._step
 
     def limited(self: engine.Trainer, batches: list[object]) -> None:
-        if self.at.total == 7:
+        if self.loop.global_step == 7:
             raise Stop
         step(self, batches)
 
@@ -137,7 +137,7 @@ def test_colour_from_training_to_prediction(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
     assert tailprop_cli.main(["eval", str(run), "--out", str(tmp_path / "n.json"), "--threads", "1"]) == 0
-    assert json.loads((tmp_path / "n.json").read_text())["mean"]["damaged_psnr"] == pytest.approx(24.61, abs=0.3)
+    assert json.loads((tmp_path / "n.json").read_text())["mean"]["degraded_psnr"] == pytest.approx(24.61, abs=0.3)
     Image.fromarray(photograph(20)).save(tmp_path / "colour.png")
     Image.fromarray(photograph(20)).convert("L").save(tmp_path / "gray.png")
     args = [str(tmp_path / "colour.png"), str(tmp_path / "gray.png"), "--out", str(tmp_path / "out"), "--threads", "1"]
@@ -148,7 +148,11 @@ def test_colour_from_training_to_prediction(tmp_path: Path) -> None:
 
 def test_jpeg_with_psnr_b(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_recipe(
-        tmp_path / "r.yaml", trained / "train", trained / "test", data={"damage": "jpeg", "quality": 20}, optim={"epochs": 1}
+        tmp_path / "r.yaml",
+        trained / "train",
+        trained / "test",
+        data={"degradation": "jpeg", "quality": 20},
+        optim={"epochs": 1},
     )
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
     assert "PSNR-B" in capsys.readouterr().out

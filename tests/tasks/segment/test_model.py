@@ -17,19 +17,20 @@ from safetensors.torch import save_file
 from sklearn.metrics import jaccard_score, recall_score
 from torch import Tensor, nn
 
-from tailprop.data.formats.label_maps import IGNORE, LabelSet, ade20k_classes
-from tailprop.engine.config import ModelConfig, build
+from tailprop.data.formats.label_maps import IGNORE, ade20k_classes
+from tailprop.engine.config import ModelConfig, OptimConfig
 from tailprop.engine.optim import build_optimizer, build_schedule
 from tailprop.engine.recipes import find_recipe, read_recipe
+from tailprop.engine.settings import build
 from tailprop.engine.train_state import convert_batch_norms
 from tailprop.runtime.distributed import World
+from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.segment.data import SegmentAugmentConfig
 from tailprop.tasks.segment.draw import class_color, draw_labels, legend, with_legend
-from tailprop.tasks.segment.evaluate import align_classes
 from tailprop.tasks.segment.inference import InferenceConfig, label_image, most_probable, slide, windows
 from tailprop.tasks.segment.metrics import confusion, score_confusion
 from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
-from tailprop.tasks.segment.task import SegmentConfig, check_batch, papers_miou, pixel_loss
+from tailprop.tasks.segment.task import SegmentConfig, check_batch_norm, papers_miou, pixel_loss
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
 SWIN = "swin_tiny_patch4_window7_224"
@@ -105,7 +106,8 @@ def test_a_segmenter_without_auxiliary_head() -> None:
 
 def test_decay_spares_norms_biases_and_what_the_backbone_excepts() -> None:
     model = small_segmenter(**NARROW)
-    decay = {id(p): group["weight_decay"] for group in build_optimizer(model, 0.01).param_groups for p in group["params"]}
+    groups = build_optimizer(model, OptimConfig(weight_decay=0.01)).param_groups
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     excluded = model.no_weight_decay()
     assert any(name.endswith("theta") for name in excluded)
     for name, parameter in model.named_parameters():
@@ -162,11 +164,11 @@ def test_a_batch_of_one_is_refused_where_batch_norm_would_fail() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         small_segmenter(**NARROW).train()(torch.rand(1, 3, 64, 64))
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    check_batch(2, World(0, 1, cpu))
-    check_batch(1, World(0, 2, gpu))  # batch norm is shared by the GPUs
+    check_batch_norm(2, World(0, 1, cpu))
+    check_batch_norm(1, World(0, 2, gpu))  # batch norm is shared by the GPUs
     for world in (World(0, 1, gpu), World(0, 2, cpu)):
         with pytest.raises(ValueError, match="batch norm needs two images"):
-            check_batch(1, world)
+            check_batch_norm(1, world)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -221,14 +223,14 @@ def test_no_labelled_pixel_is_an_error() -> None:
 
 
 def test_synonyms_stand_for_one_class_only() -> None:
-    def align(data: tuple[str, ...], known: tuple[str, ...]) -> list[int]:
-        return align_classes(LabelSet("mine", [], data, 0), known)
+    def align(data: tuple[str, ...], known: tuple[str, ...]) -> list[int | None]:
+        return align_classes(data, known, "mine")
 
     assert align(("door", "building, edifice"), ("building", "door, gate")) == [1, 0]
     assert align(("car, auto", "car, waggon"), ("car, waggon", "car, auto")) == [1, 0]  # whole names come first
-    with pytest.raises(ValueError, match="mine has 'car, auto' and 'car, waggon', which are one class of the segmenter: 'car'"):
+    with pytest.raises(ValueError, match="mine has 'car, auto' and 'car, waggon', which are one class of the model: 'car'"):
         align(("car, auto", "car, waggon"), ("car", "bus"))
-    with pytest.raises(ValueError, match="does not know: car"):
+    with pytest.raises(ValueError, match="mine has classes that the model does not know: car"):
         align(("car",), ("car, auto", "car, waggon"))  # either may be meant
 
 
@@ -350,7 +352,7 @@ def test_recipes_are_the_papers(size: str, drop_path: float, paper: float) -> No
     assert config.augment == SegmentAugmentConfig((0.5, 2.0), 512, 0.75, 0.5, 0.5)
     assert config.inference == InferenceConfig("slide", 512, 341)
     optim = config.optim
-    assert (optim.batch, optim.betas, optim.weight_decay) == (2, (0.9, 0.999), 0.01)
+    assert (optim.batch_size, optim.betas, optim.weight_decay) == (2, (0.9, 0.999), 0.01)
     assert optim.epoch_steps is not None
     assert optim.epochs * optim.epoch_steps == 160_000
     rate = build_schedule(optim, optim.epoch_steps, processes=8)

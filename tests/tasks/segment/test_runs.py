@@ -14,11 +14,12 @@ import tailprop_cli
 from tailprop.data.formats.label_maps import ClassList, read_classes
 from tailprop.data.shapes.render import SHAPES, SceneConfig
 from tailprop.data.shapes.write import write_ade20k
-from tailprop.engine.run_settings import portable_settings
+from tailprop.engine.settings import build, portable
 from tailprop.tasks.segment.data import SegmentDataConfig
 from tailprop.tasks.segment.evaluate import SegmentDataChoice
 from tailprop.tasks.segment.load import load_segmenter
 from tailprop.tasks.segment.model import SegmenterConfig
+from tailprop.tasks.segment.task import SegmentConfig
 from tests.helpers.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_resume
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
@@ -41,7 +42,15 @@ def write_recipe(path: Path, root: Path, **changes: dict[str, Any]) -> Path:
         "data": {"root": str(root), "short_px": 64, "long_px": 64, "workers": 0},
         "augment": {"crop_px": 48},
         "inference": {"window_px": 48, "stride_px": 32},
-        "optim": {"epochs": 2, "batch": 2, "lr": 1e-3, "lr_batch": None, "warmup_epochs": 0, "decay": "poly", "min_lr": 0},
+        "optim": {
+            "epochs": 2,
+            "batch_size": 2,
+            "lr": 1e-3,
+            "lr_base_size": None,
+            "warmup_epochs": 0,
+            "sched": "poly",
+            "min_lr": 0,
+        },
         "run": {"threads": 1, "device": "cpu", "log_every": 1, "save_every": 1, "tensorboard": False},
     }
     settings = {k: (v | changes.get(k, {}) if isinstance(v, dict) else v) for k, v in settings.items()}
@@ -62,7 +71,7 @@ def test_training_leaves_a_whole_run_folder(run: Path) -> None:
     assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "predictions.jpg"} <= names
     assert {"miou", "pixel_accuracy", "class_accuracy"} <= last_row(run).keys()
     assert json.loads((run / "manifest.json").read_text())["examples"] == {"train": 8, "validation": 5}
-    assert load_segmenter(str(run)).classes == ("ground", *SHAPES)
+    assert load_segmenter(str(run)).names == ("ground", *SHAPES)
 
 
 def test_a_stopped_run_ends_with_the_same_weights(
@@ -103,7 +112,7 @@ def test_eval_matches_classes_by_name(run: Path, scenes: Path, tmp_path: Path, c
     assert "mean IoU" in capsys.readouterr().out
     (other / "classes.txt").write_text("unicorn\n")
     assert tailprop_cli.main(["eval", str(run), "--data.root", str(other)]) == 2
-    assert "classes that the segmenter does not know: unicorn" in capsys.readouterr().err
+    assert "has classes that the model does not know: unicorn" in capsys.readouterr().err
     assert tailprop_cli.main(["eval", str(run), "--split", "train", "--data.val-images", "images/training"]) == 2
     assert "leave out --split train" in capsys.readouterr().err
 
@@ -174,6 +183,7 @@ def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path, caps
         args = ["eval", str(where), "--data.root", str(scenes), "--device", "cpu", "--out", str(tmp_path / "numbers.json")]
         assert tailprop_cli.main(args) == 0
         found.append(json.loads((tmp_path / "numbers.json").read_text()) | {"checkpoint": ""})
+    assert [numbers.pop("training_images") for numbers in found] == [0, None]  # only the run knows what it learned from
     assert found[0] == found[1]
     capsys.readouterr()
     assert tailprop_cli.main(["eval", str(tmp_path / "mine.safetensors")]) == 2  # weights carry no folders of the machine
@@ -194,10 +204,13 @@ def test_weights_carry_no_folder_of_their_machine() -> None:
         "data": data,
         "run": {"out": "x"},
     }
-    carried = portable_settings(settings)
-    assert carried["data"] == {"val_images": "b", "short_px": 64}
+    carried = portable(build(SegmentConfig, settings))
+    assert carried["data"].keys().isdisjoint({"root", "classes", "train_images", "workers"})
+    assert (carried["data"]["val_images"], carried["data"]["short_px"]) == ("b", 64)
+    assert "init" not in carried["model"]
+    assert "run" not in carried
     assert "/home/me" not in str(carried)
-    assert portable_settings(settings | {"data": {"classes": "ade20k"}})["data"] == {"classes": "ade20k"}
+    assert portable(build(SegmentConfig, settings | {"data": {"classes": "ade20k"}}))["data"]["classes"] == "ade20k"
 
 
 def test_eval_names_what_it_could_not_use(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +268,7 @@ def test_damage_stops_a_run_or_is_left_out(
         (["train", "ade20k_upernet_tiny"], "--data.root is missing"),
         (["train", "ade20k_upernet_tiny", "--data.root", "nowhere"], "no folder nowhere"),
         (["train", "ade20k_upernet_tiny", "--data.root", "."], "no folder images/training with the images"),
-        (["train", "shapes_upernet", "--optim.batch", "1"], "batch norm needs two images at once"),
+        (["train", "shapes_upernet", "--optim.batch-size", "1"], "batch norm needs two images at once"),
         (["train", "shapes_upernet", "--inference.stride-px", "600"], "leaves gaps between windows of 512 px"),
         (["train", "shapes_upernet", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
         (["bench", "segment", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),

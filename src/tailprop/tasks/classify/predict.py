@@ -214,7 +214,8 @@ def _as_csv(predictions: Sequence[Prediction]) -> str:
 
 def _as_json(predictions: Sequence[Prediction]) -> str:
     rows = [dict(image=p.image, predictions=[vars(score) for score in p.classes]) for p in predictions]
-    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()  # bytes of a name that are no text, as JSON escapes them
 
 
 def _draw_sheet(predictions: Sequence[Prediction], path: Path) -> None:

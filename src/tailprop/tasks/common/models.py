@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import tailprop.backbone.model  # noqa: F401 - registers ours
+import tailprop.backbone.registry  # noqa: F401 - registers ours
 from tailprop.engine.checkpoint import read_state_dict
 from tailprop.engine.config import ModelConfig
 from tailprop.utils.errors import missing_memory

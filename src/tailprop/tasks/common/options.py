@@ -43,7 +43,7 @@ class EvalOptions(ComputeOptions):
     """Measure a checkpoint."""
 
     checkpoint: Checkpoint
-    """A run folder, or a file of exported weights."""
+    """A run folder, a file of weights, or for a classifier the name of a pretrained timm model."""
     out: Path | None = None
     """JSON file for the numbers."""
 

@@ -14,7 +14,7 @@ from tailprop.data.loader import to_device
 from tailprop.engine.run_settings import find_weights, read_metadata, read_settings
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.models import load_weights
-from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil, to_tensor
+from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, to_pil, to_tensor
 from tailprop.tasks.detect.model import Detector, create_detector
 from tailprop.tasks.detect.task import DetectConfig
 from tailprop.utils.validation import check_at_least
@@ -53,12 +53,14 @@ class LoadedDetector(Predictor[DetectConfig, Detections]):
         return dict(zip(self.category_ids, self.names, strict=True))
 
     def predict_all(self, images: Sequence[ImageInput], precision: str = "fp32", score: float = 0.5) -> list[Detections]:
+        self.detector.roi_heads.score_thresh = score - 1e-6  # it wants more than this, we as much
         return [self._detections(self.find(to_pil(image, "RGB"), precision), score) for image in images]
 
     def predict(self, images: Any, precision: str = "fp32", score: float = 0.5) -> Any:
         """The objects in an image, or in each of a list, with at least this score."""
-        self.detector.roi_heads.score_thresh = score - 1e-6  # it wants more than this, we as much
-        return super().predict(images, precision)
+        given, is_list = as_list(images)
+        found = self.predict_all(given, precision, score)
+        return found if is_list else found[0]
 
     @torch.inference_mode()
     def find(self, image: Image.Image, precision: str = "fp32") -> dict[str, Tensor]:

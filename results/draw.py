@@ -1,0 +1,56 @@
+"""Draw a PNG beside each table of this folder that no run draws itself: python results/draw.py."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+FOLDER = Path(__file__).parent
+Row = dict[str, str]
+
+
+RATES = {"img_per_s_best": "best round", "img_per_s_median": "median"}
+
+
+def main() -> None:
+    bars("bench_cpu", read("bench_cpu"), "{model}, {mode}", RATES, "images per second")
+    bars("bench_detect", read("bench_detect"), "{model}", RATES, "images per second")
+    bars("loader_cpu", read("loader_cpu"), "{batches}", RATES, "images per second")
+    for name in ("detect_macs", "segment_macs"):
+        rows = [row | {"gmacs": str(float(row["macs"]) / 1e9)} for row in read(name)]
+        bars(name, rows, "{model}", {"gmacs": "counted", "paper_gmacs": "the paper"}, "GMACs")
+    bars("scale_init", read("scale_init"), "{trial}", {"top1": "top-1"}, "top-1 on Imagenette at 64 px, %")
+    bars("restoration_inputs", read("restoration_inputs"), "{set}, {degradation}", {"psnr": "PSNR", "psnr_b": "PSNR-B"}, "dB")
+    bars(
+        "restoration_tiles", read("restoration_tiles"), "{tile_px}", {"psnr": "PSNR"}, "PSNR on Set12 by side of the tiles, dB"
+    )
+    costs = [row | {"us": str(float(row["ns_per_px"]) / 1000)} for row in read("restoration_cost")]
+    bars("restoration_cost", costs, "{side_px} px", {"us": "CPU time"}, "microseconds per pixel by side of the image")
+
+
+def read(name: str) -> list[Row]:
+    with (FOLDER / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def bars(name: str, rows: list[Row], label: str, columns: dict[str, str], title: str) -> None:
+    """Horizontal bars, a group for each row and a bar for each column that has a number there."""
+    figure = Figure(figsize=(7, 0.9 + 0.32 * len(rows) * len(columns)), layout="constrained")
+    axes: Any = figure.subplots()
+    height = 0.8 / len(columns)
+    for place, (column, legend) in enumerate(columns.items()):
+        shown = [(y + place * height, float(row[column])) for y, row in enumerate(rows) if row[column]]
+        drawn = axes.barh([y for y, _ in shown], [value for _, value in shown], height, label=legend)
+        axes.bar_label(drawn, [f"{value:.4g}" for _, value in shown], padding=3, fontsize=8)
+    axes.set_yticks([y + 0.4 - height / 2 for y in range(len(rows))], [label.format(**row) for row in rows])
+    axes.set(xlabel=title)
+    axes.margins(x=0.12)
+    axes.invert_yaxis()
+    if len(columns) > 1:
+        figure.legend(loc="outside upper center", ncols=2)
+    figure.savefig(FOLDER / f"{name}.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

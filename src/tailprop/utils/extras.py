@@ -1,0 +1,35 @@
+"""Optional packages: which extra of `pip install` brings each."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+__all__ = ["EXTRAS", "explain_missing_extras", "missing_extra"]
+
+# package: extra that brings it, beside what `pip install tailprop` does
+EXTRAS: Final = {
+    **dict.fromkeys(("matplotlib", "rich", "skimage", "sklearn", "tensorboard", "tyro"), "train"),
+    **dict.fromkeys(("datasets", "pyarrow"), "hf"),
+    **dict.fromkeys(("faster_coco_eval", "pycocotools"), "detect"),
+    "segmentation_models_pytorch": "segment",
+    **dict.fromkeys(("imagecodecs", "tifffile"), "restore"),
+}
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install, in a sentence; none if the module is none of an extra's."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    return f"{package} is not installed; pip install 'tailprop[{EXTRAS[package]}]' adds it"
+
+
+@contextmanager
+def explain_missing_extras() -> Iterator[None]:
+    """Name the extra in the error message where an optional package is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (advice := missing_extra(error)) is None:
+            raise
+        raise ModuleNotFoundError(advice, name=error.name) from None

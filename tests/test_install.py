@@ -1,0 +1,141 @@
+"""The wheel in an environment that has only what `pip install tailprop` brings, and each extra by itself."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tailprop.utils.extras import EXTRAS
+from tests.helpers import ROOT
+
+SITE_PACKAGES = Path(sysconfig.get_paths()["purelib"])
+
+
+@cache
+def brought_by(name: str, extra: str = "") -> frozenset[str]:
+    """The distributions that pip installs with one, itself among them."""
+    found: dict[tuple[str, str], None] = {}
+    waiting = [(name, extra)]
+    while waiting:
+        key = waiting.pop()
+        if key in found:
+            continue
+        found[key] = None
+        try:
+            needed: Distribution = distribution(key[0])
+        except PackageNotFoundError:  # for another platform
+            continue
+        for text in needed.requires or []:
+            wanted = Requirement(text)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": key[1]}):
+                waiting += [(wanted.name.lower(), part) for part in ("", *wanted.extras)]
+    return frozenset(normalised(name) for name, _ in found)
+
+
+def normalised(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def test_a_bare_install_brings_what_torch_and_timm_bring_anyway() -> None:
+    assert brought_by("tailprop") - brought_by("torch") - brought_by("timm") == {"tailprop"}
+    assert len(brought_by("tailprop", "all")) > len(brought_by("tailprop")) + 20
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return next(out.glob("*.whl"))
+
+
+def environment(folder: Path, wheel: Path, allowed: frozenset[str]) -> Path:
+    """A fresh environment with the wheel, and links to the allowed distributions of this one; its interpreter."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    for name in allowed - {"tailprop"}:
+        try:
+            files = distribution(name).files or []
+        except PackageNotFoundError:  # for another platform
+            continue
+        for entry in {path.parts[0] for path in files} - {"..", "__pycache__"}:
+            if not (site / entry).exists():
+                (site / entry).symlink_to(SITE_PACKAGES / entry)
+    return folder / "bin" / "python"
+
+
+def run(python: Path, *args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return subprocess.run([python, *args], capture_output=True, text=True, cwd=cwd, env=clean, check=False, timeout=300)
+
+
+BACKBONE = """
+import sys, tailprop, timm, torch
+assert "site-packages" in tailprop.__file__, tailprop.__file__
+for name in ("tyro", "rich", "matplotlib", "sklearn", "datasets"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    raise SystemExit(f"{name} is not blocked")
+model = timm.create_model("tailprop_tiny", num_classes=3)
+model(torch.randn(2, 3, 64, 64)).sum().backward()
+assert all(p.grad is not None for p in model.parameters())
+pyramid = timm.create_model("tailprop_tiny", features_only=True)
+assert len(pyramid(torch.randn(1, 3, 64, 64))) == 4
+try:
+    tailprop.load("runs/none")
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_the_bare_wheel_has_the_backbone_and_says_what_is_missing(wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "env", wheel, brought_by("tailprop"))
+    done = run(python, "-c", BACKBONE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "is not installed; pip install 'tailprop[train]' adds it" in done.stdout
+    listed = run(python, "-m", "tailprop_cli", "models", cwd=tmp_path)
+    assert "tailprop_tiny" in listed.stdout, listed.stderr
+    assert "imagenet1k_tiny" in run(python, "-m", "tailprop_cli", "train", "--help", cwd=tmp_path).stdout  # recipes are shipped
+    refused = run(python, "-m", "tailprop_cli", "train", "digits", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "pip install 'tailprop[train]' adds it" in refused.stderr
+
+
+IMPORTS = """
+from tailprop.tasks import find_spec
+for name in {tasks!r}:
+    spec = find_spec(name)
+    for part in (spec.config, spec.task, spec.load, spec.evaluate, spec.predict):
+        spec.part(part)
+    if spec.bench:
+        spec.part(spec.bench)
+import tailprop.commands.train, tailprop.studies.demo, tailprop.engine.launch
+"""
+
+
+@pytest.mark.parametrize(
+    ("extra", "tasks"), [("train", ["classify"]), ("detect", ["detect"]), ("segment", ["segment"]), ("restore", ["restore"])]
+)
+def test_an_extra_is_enough_for_its_task(extra: str, tasks: list[str], wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "env", wheel, brought_by("tailprop", extra))
+    done = run(python, "-c", IMPORTS.format(tasks=tasks), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_extra_that_is_advised_brings_what_is_missing() -> None:
+    owners = packages_distributions()
+    for module, extra in EXTRAS.items():
+        assert {normalised(name) for name in owners[module]} & brought_by("tailprop", extra), module

@@ -1,0 +1,130 @@
+"""The import rule: a module may import downwards only, and never a sibling.
+
+    commands | studies -> classify | detect | segment | restore -> tasks.common -> engine | data -> runtime | backbone -> utils
+
+`backbone` imports nothing but torch, timm and the standard library, so that it can be lifted out alone.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+
+SOURCE = ROOT / "src"
+# Layers from the top down; names in one row are siblings.
+LAYERS = [
+    ("tailprop",),  # the package itself, which lists the public names
+    ("tailprop.commands", "tailprop.studies"),
+    ("tailprop.tasks",),  # the registry
+    ("tailprop.tasks.classify", "tailprop.tasks.detect", "tailprop.tasks.segment", "tailprop.tasks.restore"),
+    ("tailprop.tasks.common",),
+    ("tailprop.engine", "tailprop.data"),
+    ("tailprop.runtime", "tailprop.backbone"),
+    ("tailprop.utils",),
+]
+ROOMS = {room: depth for depth, row in enumerate(LAYERS) for room in row}
+MAIN = {"tailprop_cli", "tailprop.__main__"}  # above everything
+
+
+def room_of(module: str) -> str:
+    """The deepest room a module lies in."""
+    return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len)
+
+
+def imports_of(module: str, source: str) -> Iterator[str]:
+    """Modules that a source imports, wherever in it, relative ones resolved."""
+    package = module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if is_module(f"{node.module}.{alias.name}"))
+
+
+def is_module(name: str) -> bool:
+    path = SOURCE / Path(*name.split("."))
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
+def violations(module: str, source: str) -> list[str]:
+    room = room_of(module)
+    found = []
+    for name in imports_of(module, source):
+        if room == "tailprop.backbone" and name.split(".")[0] not in {*sys.stdlib_module_names, "torch", "timm", "tailprop"}:
+            found.append(f"{module} imports {name}: backbone has only torch and timm")
+        if name.split(".")[0] != "tailprop" or name == "tailprop":
+            continue
+        other = room_of(name)
+        if room == "tailprop.backbone" and other != room:
+            found.append(f"{module} imports {name}: backbone stands alone")
+        elif other != room and ROOMS[other] <= ROOMS[room]:
+            found.append(f"{module} imports {name}, which is {'beside' if ROOMS[other] == ROOMS[room] else 'above'} it")
+    return found
+
+
+def modules() -> dict[str, str]:
+    paths = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in (SOURCE / "tailprop").rglob("*.py")}
+    return {name.removesuffix(".__init__"): path.read_text() for name, path in paths.items()}
+
+
+def test_every_module_imports_downwards() -> None:
+    everything = [line for name, source in modules().items() if name not in MAIN for line in violations(name, source)]
+    assert not everything, "\n".join(everything)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("tailprop.engine.trainer", "from tailprop.tasks.classify.task import Classification"),  # a lower layer, a task
+        ("tailprop.engine.trainer", "import tailprop.tasks.classify.task"),
+        ("tailprop.engine.trainer", "def f():\n    from tailprop.data.loader import create_loader"),  # a sibling, inside a function
+        ("tailprop.tasks.detect.task", "from tailprop.tasks.classify.data import DataConfig"),
+        ("tailprop.tasks.detect.task", "from tailprop.tasks import find_spec"),
+        ("tailprop.studies.demo", "from tailprop.commands.train import run"),
+        ("tailprop.backbone.model", "import numpy as np"),
+        ("tailprop.backbone.model", "from safetensors.torch import load_file"),
+        ("tailprop.backbone.model", "from tailprop.utils.validation import check_choice"),
+        ("tailprop.backbone.model", "from ..utils.validation import check_choice"),
+        ("tailprop.utils.text", "from tailprop.runtime.distributed import World"),
+    ],
+)
+def test_a_planted_violation_is_found(module: str, source: str) -> None:
+    assert violations(module, source)
+
+
+def test_what_is_allowed_is_not_found() -> None:
+    assert not violations("tailprop.backbone.model", "import math\nimport torch\nfrom timm.layers import DropPath\nfrom .dct import dct2")
+    assert not violations("tailprop.tasks.detect.task", "from tailprop.tasks.common.task import BaseTask\nimport numpy")
+
+
+def test_utils_need_no_torch() -> None:
+    for name, source in modules().items():
+        if name.startswith("tailprop.utils"):
+            assert "torch" not in {imported.split(".")[0] for imported in imports_of(name, source)}, name
+
+
+def test_the_rooms_stay_small() -> None:
+    top = [path for path in (SOURCE / "tailprop").glob("*.py")]
+    assert len(top) <= 3, top
+    sources = [*(SOURCE).rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    long = {str(path.relative_to(ROOT)): n for path in sources if (n := len(path.read_text().splitlines())) > 400}
+    assert not long, long
+
+
+@pytest.mark.parametrize("room", ["engine", "data", "runtime", "utils", "commands"])
+def test_no_task_is_named_outside_its_folder(room: str) -> None:
+    """The engine and the commands know tasks by their description: no task's class, metric or file stands in them."""
+    words = {"top1", "miou", "box_ap", "psnr", "Classification", "Detection", "Segmentation", "Restoration"}
+    words |= {"confusion.png", "predictions.jpg", "restored.png", "coco_results.json"}
+    for path in (SOURCE / "tailprop" / room).rglob("*.py"):
+        strings = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
+        names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
+        assert not words & (names | {s for s in strings if isinstance(s, str)}), path
