@@ -53,3 +53,10 @@ def test_mask_rcnn() -> None:
     with torch.no_grad():
         (found,) = model.eval()([image])
     assert found["masks"].shape[1:] == (1, 90, 140)
+
+
+@pytest.mark.parametrize("stride", [8, 16])
+def test_deeplab(stride: int) -> None:
+    """It asks its encoder for `output_stride`."""
+    model = smp.DeepLabV3Plus("tu-tailprop_pico", encoder_weights=None, encoder_output_stride=stride, classes=3).eval()
+    assert model(torch.randn(1, 3, 64, 96)).shape == (1, 3, 64, 96)

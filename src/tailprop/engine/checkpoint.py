@@ -1,5 +1,6 @@
 """Checkpoints that are whole or absent: written beside their place and moved into it, read without executing anything."""
 
+import argparse
 import re
 import warnings
 from collections.abc import Mapping
@@ -67,7 +68,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old pickles: what matters is an error below
-            content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+            content = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
     except OSError:
         raise
     except Exception as error:  # damage makes an unpickler trip in many ways: struct.error, AssertionError, TypeError
@@ -77,10 +78,16 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def _load_pickle(path: Path) -> Any:
+    """A PyTorch checkpoint without running its code; timm's keep the options of their training, a plain record, beside weights."""
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, "cpu", weights_only=True)
+
+
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     """The weights in a .safetensors file or a PyTorch checkpoint; of a training checkpoint, those it was evaluated with."""
     state = read_checkpoint(path)
-    for key in ("ema", "state_dict", "model"):
+    for key in ("ema", "state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(state.get(key), dict):
             state = state[key]
     if not any(isinstance(v, Tensor) for v in state.values()):
@@ -97,7 +104,7 @@ def _reason(error: Exception) -> str:
     """Why it cannot be read, without PyTorch's advice to execute what is in it."""
     text = str(error).strip()
     if asked := re.search(r"GLOBAL (\S+) (?:was not|whose module)", text):
-        return f"it asks for {asked[1]}"
+        return f"it asks for {asked[1]}; if you trust it, save its state_dict alone with timm's clean_checkpoint.py"
     if "Weights only load failed" in text:
         return "no pickle of weights"
     return re.split(r"\. |\n", text)[0] or type(error).__name__

@@ -110,9 +110,15 @@ def find_task_name(where: str | Path) -> str | None:
 def check_unchanged(before: dict[str, Any], now: Any, where: Path) -> None:
     """Refuse to resume a run with settings that change what is learned; `before` may use earlier names of them."""
     old, new = comparable(build(type(now), before)), comparable(now)
-    if config_hash(old) != config_hash(new):
-        changed = ", ".join(differences(old, new))
-        raise ValueError(f"{where} was begun with other settings ({changed}); repeat them, or change --run.out")
+    if config_hash(old) == config_hash(new):
+        return
+    changed = differences(old, new)
+    if changed == ["optim.epochs"]:
+        raise ValueError(
+            f"{where} was begun with {before['optim']['epochs']} epochs, and its learning rate follows them (optim.epochs); to "
+            f"train longer, start a new run from its weights: --model.init {where} --run.out OTHER, without --run.resume"
+        )
+    raise ValueError(f"{where} was begun with other settings ({', '.join(changed)}); repeat them, or change --run.out")
 
 
 def find_weights(where: str | Path) -> Path:

@@ -1,0 +1,216 @@
+"""What holds for every task, written once and run over all of them."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import tailprop
+import tailprop_cli
+from tailprop.engine.run_settings import read_config, read_metadata
+from tailprop.engine.settings import build, comparable, portable, to_dict
+from tailprop.engine.task import TaskSpec
+from tailprop.tasks import TASKS, find_spec
+from tests.helpers.runs import assert_refused, assert_same_run, last_row, stop_after
+from tests.helpers.tiny_tasks import write_tiny
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A finished run of a task, trained in its own working directory with relative paths; no test changes it."""
+    home = tmp_path_factory.mktemp(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        recipe = write_tiny(request.param)
+        assert tailprop_cli.main(["train", str(recipe), "--run.out", "run"]) == 0
+        yield home / "run"
+
+
+@pytest.fixture
+def spec(run: Path) -> TaskSpec:
+    return find_spec(read_config(run)["task"])
+
+
+@pytest.fixture
+def image(run: Path) -> Path:
+    """One of the images the run was measured on."""
+    return sorted(path for path in (run.parent / "data").rglob("*") if path.suffix in (".jpg", ".png"))[-1]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_part_of_a_description_is_there(name: str) -> None:
+    spec = find_spec(name)
+    assert spec.name == name
+    config = spec.config_type()()
+    assert config.task == name
+    assert callable(spec.part(spec.task))
+    assert callable(spec.part(spec.load))
+    for command in filter(None, (spec.evaluate, spec.predict, spec.bench)):
+        assert spec.part(command).__doc__
+        assert callable(spec.module(command).run)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_settings_survive_a_round_trip_and_carry_no_path_of_a_machine(name: str) -> None:
+    kind = find_spec(name).config_type()
+    config = kind()
+    assert build(kind, to_dict(config)) == config
+    carried = build(kind, portable(config))
+    assert comparable(carried) == comparable(config)
+    assert "run" not in portable(config)
+    for section in (portable(config)["data"], portable(config)["model"]):
+        assert not {"root", "train", "test", "cache_dir", "workers", "init"} & section.keys()
+
+
+def test_a_run_folder_holds_what_the_description_says(run: Path, spec: TaskSpec) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "manifest.json", "metrics.jsonl", "history.csv", "last.pt", "best.pt", "model.safetensors"} <= names
+    legacy = {"pictures.jpg"}
+    assert set(spec.artifacts) - legacy <= names
+    assert spec.metric in last_row(run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert {"examples", "split_hash", "parameters", "macs", "config_hash", "commit"} <= manifest.keys()
+    assert read_metadata(run / "model.safetensors")["architecture"] == read_config(run)["model"]["name"]
+
+
+def test_a_stopped_run_ends_with_the_same_weights_from_another_folder(
+    run: Path, spec: TaskSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the middle, resumed by its folder from another working directory: every path of every task still resolves."""
+    with monkeypatch.context() as patch:
+        patch.chdir(run.parent)
+        stop_after(3, ["train", f"{spec.name}.yaml", "--run.out", "stopped"], monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    stopped = run.with_name("stopped")
+    assert tailprop_cli.main(["train", str(stopped), "--run.resume"]) == 0
+    assert_same_run(stopped, run)
+    shutil.rmtree(stopped)
+
+
+def test_the_command_repeated_is_the_same_run(run: Path, spec: TaskSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+    before = (run / "last.pt").read_bytes()
+    assert tailprop_cli.main(["train", f"{spec.name}.yaml", "--run.out", "run", "--run.resume", "--data.workers", "1"]) == 0
+    assert (run / "last.pt").read_bytes() == before
+
+
+def test_eval_measures_what_training_measured(
+    run: Path, spec: TaskSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tailprop_cli.main(["eval", str(run), "--out", "e.json"]) == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    best = max(row[spec.metric] for row in rows if row["kind"] == "epoch")
+    measured = json.loads(Path("e.json").read_text())
+    value = measured["mean"][spec.metric] if "mean" in measured else measured[spec.metric]
+    assert value == pytest.approx(best, abs=1e-4)
+    assert measured["training_images"] == 0
+
+
+def test_eval_on_a_copy_of_the_training_data_says_so(
+    run: Path, spec: TaskSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run.parent / "data", "copy")
+    other = {
+        "classify": ["--data.root", "copy/train"],
+        "detect": [
+            "--data.root",
+            "copy",
+            "--data.val-images",
+            "train2017",
+            "--data.val-json",
+            "annotations/instances_train2017.json",
+        ],
+        "segment": ["--data.root", "copy", "--data.val-images", "images/training", "--data.val-labels", "annotations/training"],
+        "restore": ["--data.test", "copy/train"],
+    }[spec.name]
+    assert tailprop_cli.main(["eval", str(run), "--out", "e.json", *other]) == 0
+    count = json.loads(Path("e.json").read_text())["training_images"]
+    assert count == {"classify": 8, "detect": 6, "segment": 6, "restore": 4}[spec.name]
+    assert f"{count} of the {count} images are training images of this run" in capsys.readouterr().out
+
+
+def arrays(answer: Any) -> list[np.ndarray]:
+    """The numbers of an answer, whatever the task."""
+    values = [answer] if isinstance(answer, np.ndarray) else [v for v in vars(answer).values() if isinstance(v, torch.Tensor)]
+    assert values
+    return [np.asarray(v) for v in values]
+
+
+def test_load_predicts_for_whatever_stands_for_an_image(run: Path, image: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "model.safetensors", tmp_path / "elsewhere.safetensors")
+    loaded, far = tailprop.load(run), tailprop.load(tmp_path / "elsewhere.safetensors")
+    assert not loaded.model.training
+    assert far.names == loaded.names
+    assert comparable(far.settings)["model"] == comparable(loaded.settings)["model"]
+    with Image.open(image) as file:
+        pixels = np.array(file)
+    channels_first = torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)
+    expected = arrays(loaded.predict(image))
+    for given in (str(image), Image.fromarray(pixels), pixels, channels_first):
+        for found, wanted in zip(arrays(loaded.predict(given)), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    many = loaded.predict([image, pixels])
+    assert isinstance(many, list)
+    assert len(many) == 2
+    for answer in (*many, far.predict(image)):
+        for found, wanted in zip(arrays(answer), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_load_refuses_in_words(run: Path, tmp_path: Path) -> None:
+    loaded = tailprop.load(run)
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"text\.png: "):
+        loaded.predict(tmp_path / "text.png")
+    with pytest.raises(ValueError, match="image"):
+        loaded.predict(torch.zeros(2, 3, 4, 5, 6))
+    with pytest.raises(ValueError, match=r"no checkpoint at|holds no model"):
+        tailprop.load(tmp_path / "nowhere")
+
+
+def test_predict_is_load_and_files(
+    run: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tailprop_cli.main(["predict", str(run), str(image)]) == 0
+    assert image.name.split(".")[0] in capsys.readouterr().out.replace("\n", "") or any(tmp_path.iterdir())
+
+
+def test_weights_of_another_shape_are_refused_in_one_line(
+    run: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "run"
+    shutil.copytree(run, broken)
+    weights = load_file(broken / "model.safetensors")
+    (broken / "model.safetensors").unlink()
+    (broken / "last.pt").unlink()
+    weights.pop(next(iter(weights)))
+    torch.save({"model": weights}, broken / "best.pt")
+    shutil.copy(run / "model.safetensors", tmp_path / "model.safetensors")
+    for command in (["eval", str(broken)], ["predict", str(broken), str(image)]):
+        assert tailprop_cli.main(command) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "does not fit" in error or "was not finished" in error
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_unknown_setting_names_the_nearest(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"task: {name}\noptim: {{epochz: 3}}\n")
+    assert_refused(["train", str(recipe)], "unknown setting optim.epochz; did you mean optim.epochs?", capsys)
+
+
+@pytest.mark.parametrize("task", ["[1]", "clasify", "7"])
+def test_a_task_there_is_not(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.yaml").write_text(f"task: {task}\n")
+    assert_refused(["train", str(tmp_path / "r.yaml")], "unknown task", capsys)
