@@ -1,18 +1,26 @@
-# make demo: train a small TailProp on embedded data and draw what it does. make test: lint, types, tests.
-# Both build their own environment first; nothing but Python (3.11 or newer) and make is needed.
+# make demo:  train a small TailProp on embedded data and draw what it does.
+# make test:  lint, types, every test.   make quick: lint, types, a smoke set and the tests beside what changed.
+# make docs:  the site, every link checked.
+# Each builds its own environment first; nothing but Python (3.11 or newer) and make is needed.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 TIMM   := .cache/timm/tests/test_models.py
 
-.PHONY: demo test check bench clean
+.PHONY: demo test quick check docs bench clean
 
 demo: $(READY)
 	$(BIN)/tailprop demo
 
 test: check $(TIMM)
 	$(BIN)/python -m pytest -n 2
+
+quick: check
+	$(BIN)/python -m pytest -n 2 -q $$($(BIN)/python tests/affected.py)
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
 
 check: $(READY)
 	$(BIN)/ruff check
@@ -37,4 +45,4 @@ $(TIMM): $(READY)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .cache
+	rm -rf $(VENV) .cache site

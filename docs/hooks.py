@@ -1,4 +1,4 @@
-"""Files outside of docs/ on the site. Links are written for readers of the repository, and the site has docs/ as its top folder."""
+"""Files outside of docs/ on the site. Links are written for the repository; the site has docs/ as its top folder."""
 
 import re
 from pathlib import Path

@@ -68,8 +68,8 @@ def _guard(args: list[str]) -> int:
         if (missing := missing_memory(error)) is None:
             raise
         return _refuse(
-            f"not enough memory ({missing}); take a smaller batch (in training --optim.grad-accum-steps makes up for it), smaller "
-            "images, or --run.grad-checkpointing"
+            f"not enough memory ({missing}); take a smaller batch (in training --optim.grad-accum-steps makes up for it), "
+            "smaller images, or --run.grad-checkpointing"
         )
     except KeyboardInterrupt:
         return 130

@@ -1,6 +1,7 @@
 """What code in the documentation finds when it runs: a folder with an image and with runs of every task, not trained."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,12 @@ def untrained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(untrained_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(untrained_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder, as the current one; mixers that the code registers are forgotten afterwards."""
     from tailprop.backbone.mixers import MIXERS
 
     known = dict(MIXERS)
     monkeypatch.chdir(untrained_runs)
-    monkeypatch.setattr("tailprop.backbone.mixers.MIXERS", MIXERS)
     yield untrained_runs
     MIXERS.clear()
     MIXERS.update(known)

@@ -54,7 +54,7 @@ class Stem(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Stride-2 convolution without bias, then a norm: (B, H, W, C) -> (B, H/2, W/2, C'); with stride 1 the map keeps its size."""
+    """Stride-2 convolution without bias, then a norm: (B, H, W, C) -> (B, H/2, W/2, C'); with stride 1 of the same size."""
 
     def __init__(self, dim: int, out_dim: int, stride: int = 2, dilation: int = 1, **dd: Any) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _load_pickle(path: Path) -> Any:
-    """A PyTorch checkpoint without running its code; timm's keep the options of their training, a plain record, beside weights."""
+    """A PyTorch checkpoint, read without running code; timm's hold the options of their training, a plain record, too."""
     with torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(path, "cpu", weights_only=True)
 

@@ -50,8 +50,8 @@ class RunIdentity:
             )
         if (before := math.prod(saved["division"])) != self.global_batch:
             raise ValueError(
-                f"{path} was made with {before} images in a step, now there are {self.global_batch}; choose --optim.batch-size and "
-                "--optim.grad-accum-steps so that processes x batch_size x grad_accum_steps stays"
+                f"{path} was made with {before} images in a step, now there are {self.global_batch}; choose --optim.batch-size "
+                "and --optim.grad-accum-steps so that processes x batch_size x grad_accum_steps stays"
             )
         if saved["steps_per_epoch"] != self.steps_per_epoch:  # position and learning rate are counted in steps
             raise ValueError(
@@ -70,6 +70,6 @@ class RunIdentity:
             return None
         before, now = (" x ".join(map(str, division)) for division in (saved["division"], self.division))
         return (
-            f"processes x batch_size x grad_accum_steps was {before} and is {now}: the same images in every step, but another run "
-            "where batch norm, mixup, CutMix or drop path see the division"
+            f"processes x batch_size x grad_accum_steps was {before} and is {now}: the same images in every step, but another "
+            "run where batch norm, mixup, CutMix or drop path see the division"
         )

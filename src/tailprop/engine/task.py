@@ -1,4 +1,4 @@
-"""What the engine and the commands know of a task: how it is trained (`Task`), and one description of all its parts (`TaskSpec`)."""
+"""What the engine and the commands know of a task: how it is trained (`Task`), and a description of its parts (`TaskSpec`)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -270,15 +270,15 @@ class Trainer:
         d, schedule = self.description, self.schedule
         print(
             f"{self.task.data_summary()}; {d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; "
-            f"{counted(self.task.sampler.steps, 'step')} per epoch, {counted(self.config.optim.epochs, 'epoch')}, peak learning "
-            f"rate {schedule.lr:.2g}; {self.folder.path}{begun}",
+            f"{counted(self.task.sampler.steps, 'step')} per epoch, {counted(self.config.optim.epochs, 'epoch')}, "
+            f"peak learning rate {schedule.lr:.2g}; {self.folder.path}{begun}",
             flush=True,
         )
         if schedule.warmup_steps > schedule.steps:
             print(
-                f"the warm-up ({schedule.warmup_steps} steps) is longer than the run ({schedule.steps}): the learning rate ends "
-                f"at {100 * schedule.steps / schedule.warmup_steps:.0f} % of its peak; shorten it with --optim.warmup-epochs or "
-                "--optim.warmup-steps",
+                f"the warm-up ({schedule.warmup_steps} steps) is longer than the run ({schedule.steps}): the learning rate "
+                f"ends at {100 * schedule.steps / schedule.warmup_steps:.0f} % of its peak; shorten it with "
+                "--optim.warmup-epochs or --optim.warmup-steps",
                 file=sys.stderr,
             )
 

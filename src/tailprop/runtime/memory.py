@@ -13,7 +13,10 @@ __all__ = ["peak_bytes"]
 
 
 def peak_bytes() -> int:
-    """The most memory this process has used, 0 where the system does not say. Linux hands ru_maxrss on to a new program, which starts with its parent's peak."""
+    """The most memory this process has used, 0 where the system does not say.
+
+    Linux hands ru_maxrss on to a new program, which starts with its parent's peak.
+    """
     status = Path("/proc/self/status")
     if status.is_file() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
         return int(found[1]) * 1024

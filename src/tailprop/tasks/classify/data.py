@@ -61,7 +61,7 @@ class DataConfig(LoaderConfig):
 
     @staticmethod
     def upgrade(values: dict[str, Any]) -> dict[str, Any]:
-        """A recipe that gives resize_px means its proportion to size_px, so that it follows another size; none meant no crop."""
+        """A recipe that gives resize_px means its proportion to size_px, which it keeps at another size; none meant no crop."""
         if "resize_px" in values and "crop_pct" not in values:
             resize, size = values.pop("resize_px"), values.get("size_px", DataConfig.size_px)
             if isinstance(resize, int | None) and isinstance(size, int):

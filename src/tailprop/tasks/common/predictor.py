@@ -90,7 +90,7 @@ def to_array(image: np.ndarray | Tensor) -> np.ndarray:
 
 def _to_bytes(array: np.ndarray) -> np.ndarray:
     if np.issubdtype(array.dtype, np.floating):
-        if array.size and not (-1e-3 <= array.min() and array.max() <= 1 + 1e-3):
+        if array.size and (array.min() < -1e-3 or array.max() > 1 + 1e-3):
             raise ValueError(f"a float image has values from 0 to 1, got {array.min():.3g} to {array.max():.3g}")
         return np.clip(array * 255 + 0.5, 0, 255).astype(np.uint8)
     if array.dtype not in (np.uint8, np.bool_):

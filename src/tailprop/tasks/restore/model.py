@@ -170,7 +170,7 @@ class TailPropIR(nn.Module):
 
 
 class DnCNN(nn.Module):
-    """Zhang et al. 2017: a chain of 3x3 convolutions with batch norm that predicts the degradation; 17 layers gray, 20 colour."""
+    """Zhang et al. 2017: a chain of 3x3 convolutions with batch norm that predicts the noise; 17 layers gray, 20 colour."""
 
     def __init__(self, in_chans: int = 1, dim: int = 64, depth: int | None = None) -> None:
         super().__init__()
