@@ -147,10 +147,10 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, message in {
         "none.pth": "no checkpoint at none.pth",
         "evil.pth": "holds more than weights and was not executed",
-        "cut.pth": "cut.pth is damaged",
-        "cut.safetensors": "cut.safetensors is damaged",
+        "cut.pth": "cut.pth is corrupt",
+        "cut.safetensors": "cut.safetensors is corrupt",
         "list.pth": "list.pth holds no state dict",
-        "text.pth": "text.pth is damaged",
+        "text.pth": "text.pth is corrupt",
     }.items():
         with pytest.raises(ValueError, match=message):
             read_state_dict(name)

@@ -24,7 +24,7 @@ class Broken:
 
 def print_broken(broken: Sequence[Broken]) -> None:
     """Name what is left out on standard error; of very many, the first."""
-    with suppress(OSError):  # nobody listens any more, which is no reason to stop
+    with suppress(OSError):  # the pipe is closed, which is no reason to stop
         for item in broken[:_NAMED]:
             print(f"left out, {item}", file=sys.stderr)
         if len(broken) > _NAMED:

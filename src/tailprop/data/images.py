@@ -121,7 +121,7 @@ def image_size(path: Path) -> tuple[int, int] | Broken:
     try:
         with Image.open(path) as file:
             return file.size
-    except Exception as error:  # decoders trip over damage in many ways
+    except Exception as error:  # decoders trip over corrupt files in many ways
         return Broken(str(path), describe_error(error))
 
 
@@ -133,7 +133,9 @@ def read_image(path: Path, mode: str) -> Image.Image | Broken:
     try:
         with Image.open(path) as file:
             return decode_image(file, mode)
-    except Exception as error:  # damage makes Pillow raise OSError, ValueError, SyntaxError, and whatever a decoder trips over
+    except (
+        Exception
+    ) as error:  # corrupt files make Pillow raise OSError, ValueError, SyntaxError, and whatever a decoder trips over
         return Broken(str(path), describe_error(error))
 
 
@@ -165,7 +167,7 @@ def exif_transpose(image: Image.Image) -> Image.Image:
         return image
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # the pixels were read; only the notes of the camera are damaged (SyntaxError, for one)
+    except Exception:  # the pixels were read; only the notes of the camera are corrupt (SyntaxError, for one)
         return image
 
 
@@ -206,7 +208,7 @@ def prefetch(
 
 @contextmanager
 def suppress_pillow_warnings() -> Iterator[None]:
-    """Without Pillow's warnings of large images and damaged notes: what cannot be read is reported as `Broken`.
+    """Without Pillow's warnings of large images and corrupt notes: what cannot be read is reported as `Broken`.
 
     For a whole loop rather than each image, as threads share the filters of warnings.
     """

@@ -24,6 +24,7 @@ __all__ = [
     "Pixels",
     "fit_channels",
     "full_luma",
+    "image_pixels",
     "peak",
     "read_pixels",
     "read_profile",
@@ -43,7 +44,7 @@ def try_pixels(path: Path) -> Pixels | Broken:
     """The image in a file, or why it cannot be read."""
     try:
         return read_pixels(path)
-    except Exception as error:  # a decoder trips over damage in many ways
+    except Exception as error:  # a decoder trips over corrupt files in many ways
         return Broken(str(path), describe_error(error))
 
 
@@ -53,8 +54,13 @@ def read_pixels(path: Path) -> Pixels:
         if _is_deep_colour(file):
             return _turn_upright(_read_deep_colour(path, str(file.format)), file.getexif().get(_ORIENTATION, 1))
         file.load()
-        black_is_high = file.mode.startswith("I;16") and _tags(file).get(_PHOTOMETRIC) == 0  # Pillow turns 8 bits only
-        image = exif_transpose(file)
+        return image_pixels(file)
+
+
+def image_pixels(file: Image.Image) -> Pixels:
+    """A decoded image as an array, upright, of a palette its colours; Pillow has at most 8 bits of colour, and 16 of gray."""
+    black_is_high = file.mode.startswith("I;16") and _tags(file).get(_PHOTOMETRIC) == 0  # Pillow turns 8 bits only
+    image = exif_transpose(file)
     if image.mode == "F":
         raise ValueError("its pixels are floats, and nothing says which of them is white; save it with 8 or 16 bits")
     if image.mode.startswith("I"):

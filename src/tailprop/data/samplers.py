@@ -46,7 +46,7 @@ class TrainSampler(Sampler[list[SampleKey]]):
         if self.steps == 0:
             raise ValueError(
                 f"a global batch of {batch * accumulate * world.size} is more than the {count} examples there are; "
-                "lower --optim.batch"
+                "lower --optim.batch-size"
             )
 
     @property

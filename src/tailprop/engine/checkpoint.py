@@ -71,7 +71,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             content = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
     except OSError:
         raise
-    except Exception as error:  # damage makes an unpickler trip in many ways: struct.error, AssertionError, TypeError
+    except Exception as error:  # corrupt files make an unpickler trip in many ways: struct.error, AssertionError, TypeError
         raise ValueError(f"{path} is corrupt, or holds more than weights and was not executed ({_reason(error)})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no state dict")

@@ -19,7 +19,7 @@ __all__ = ["Bar"]
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Nobody listens any more: a run goes on without words, where rich would end it."""
+        """The pipe is closed: a run continues in silence, where rich would end it."""
         with contextlib.suppress(SystemExit):
             super().on_broken_pipe()
 

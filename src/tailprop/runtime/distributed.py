@@ -51,7 +51,7 @@ class World:
 
 
 def init_distributed(device: str = "auto", threads: int = 0) -> World:
-    """Read torchrun's environment and meet the other processes; alone, there is nobody to meet."""
+    """Read torchrun's environment and initialize the process group; a single process needs none."""
     check_at_least("threads", threads, 0)
     if threads:
         torch.set_num_threads(threads)
@@ -192,7 +192,7 @@ def _use_loopback_if_local() -> None:
 def print_main(text: str) -> None:
     """A note on standard error, of all processes by one."""
     if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError):  # nobody listens any more
+        with suppress(OSError):  # the pipe is closed
             print(text, file=sys.stderr)
 
 

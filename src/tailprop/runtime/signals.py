@@ -29,7 +29,7 @@ def handle_stop_signals(ask: Callable[[int], None], speak: bool = False) -> Iter
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if speak:
-                with suppress(OSError):  # Ctrl-C ends a `tee` behind us, too, and nobody hears it
+                with suppress(OSError):  # Ctrl-C ends a `tee` behind us, too: a closed pipe
                     os.write(2, _HEARD)  # not print: the signal may have come in the middle of one
 
     try:

@@ -20,6 +20,7 @@ from rich.table import Table
 from torch import nn
 
 from tailprop.engine.options import parse_options
+from tailprop.engine.settings import setting
 from tailprop.runtime.provenance import provenance
 from tailprop.tasks import TASKS, find_spec
 from tailprop.tasks.common.bench import check_bench, print_table, time_in_turn, use_cpu, write_rows
@@ -38,7 +39,7 @@ class Bench:
     """vHeat's published classification/models/vHeat.py, to be measured too."""
     modes: tuple[Literal["infer", "train"], ...] = ("infer", "train")
     """Forward passes without gradients, whole training steps (forward, backward, AdamW), or both."""
-    batch_size: int = 8
+    batch_size: int = setting(8, aliases=("batch",))
     """Images at once."""
     size_px: int = 224
     """Side of the images."""

@@ -2,7 +2,7 @@
 
 ImageNet-Sketch (Wang et al., 2019) has ImageNet's 1000 classes, ImageNet-A (Hendrycks et al., 2021) 200 of them, and only those
 200 outputs are compared there. The corruptions are made from the validation images on the way; their figure is the mean
-top-1, not the published mCE, which is relative to AlexNet and includes frost (see `tailprop.data.corruptions`).
+top-1, not the published mCE, which is relative to AlexNet and includes frost (see `tailprop.studies.corruptions`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +21,7 @@ from rich.table import Table
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.splits import Contents
 from tailprop.engine.options import Checkpoint
+from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.provenance import provenance
 from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
@@ -61,7 +62,7 @@ class Robustness(ComputeOptions):
     data: DataChoice = field(default_factory=DataChoice)
     limit: int = 0
     """Most images to use of each kind, taken evenly; 0 = all."""
-    batch_size: int = 64
+    batch_size: int = setting(64, aliases=("batch",))
     """Images at once."""
     out: Path | None = None
     """CSV file for the numbers, written after each of them."""

@@ -203,7 +203,7 @@ def test_spoilt_pages_are_broken_images(workers: int, tmp_path: Path, capsys: py
     assert tailprop_cli.main(command) == 2
     err = capsys.readouterr().err.splitlines()[-1]
     assert "train-00000-of-00001.parquet row" in err
-    assert "a page header is damaged" in err
+    assert "a page header is corrupt" in err
     assert tailprop_cli.main([*command, "--data.on-broken", "skip", "--run.overwrite"]) == 0
     assert "broken images left out" in capsys.readouterr().out
 

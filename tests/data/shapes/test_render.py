@@ -129,7 +129,7 @@ def test_scenes_are_never_written_over_something_else(tmp_path: Path) -> None:
         write_scenes(tmp_path, "coco", SMALL, 2, 1)
     assert theirs.read_text() == "years of work"
     (tmp_path / "scenes.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"scenes.json is damaged"):
+    with pytest.raises(ValueError, match=r"scenes.json is corrupt"):
         ensure_coco(tmp_path, SMALL, 2, 1)
 
 

@@ -69,8 +69,8 @@ def write_set(root: Path, annotations: list[dict[str, Any]], **content: Any) -> 
         (dict(segmentation=dict(size=[40, 60], counts=[-100, 2500])), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts="")), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts="1")), "do not add up"),
-        (dict(segmentation=dict(size=[40, 60], counts="zzzzzz")), "its run lengths are damaged: zzzzzz"),
-        (dict(segmentation=dict(size=[40, 60], counts="PP")), "its run lengths are damaged: PP"),  # cut short
+        (dict(segmentation=dict(size=[40, 60], counts="zzzzzz")), "its run lengths are corrupt: zzzzzz"),
+        (dict(segmentation=dict(size=[40, 60], counts="PP")), "its run lengths are corrupt: PP"),  # cut short
         (dict(segmentation=dict(size=[40, 60])), "its run lengths are missing"),
         (dict(segmentation=dict(size=[40.0, 60.0], counts=[2400])), "its run lengths are for [40.0, 60.0]"),
         (dict(segmentation=[[0.0, 0, 3e8, 0, 3e8, 3e8]]), "its polygon is broken"),

@@ -136,7 +136,8 @@ def test_scores_below_the_runs_own_are_given_when_asked_for(run: Path, scenes: P
     detector.detector.roi_heads.score_thresh = 0.9
     few, many = (detector.predict(image, score=score) for score in (0.9, 0.0))
     assert len(many) > len(few)
-    assert len(to_results(1, detector.find(image), detector.category_ids)) == len(many)
+    assert len(to_results(1, detector.find(image, score=0.0), detector.category_ids)) == len(many)
+    assert detector.detector.roi_heads.score_thresh == 0.9  # as it was
 
 
 def test_eval_makes_no_scenes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

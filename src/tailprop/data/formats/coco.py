@@ -1,7 +1,7 @@
 """Annotation files in COCO's format: images, objects and categories of any dataset, with every flaw named.
 
 Categories become labels 1, 2, ... in the order of their ids (0 is the background), whatever their number and names. What is
-damaged is listed as `Broken`, object by object, so that a training can go on without it or stop.
+corrupt is listed as `Broken`, object by object, so that training can leave it out or stop.
 """
 
 import hashlib
@@ -251,7 +251,7 @@ def _runs_flaw(runs: dict[str, Any], image: dict[str, Any]) -> str | None:
         return f"its run lengths are for {_short(size)}, the image is {[image['height'], image['width']]}"
     lengths = decode_counts(counts) if isinstance(counts, str) else counts
     if not isinstance(lengths, list):
-        return "its run lengths are missing" if counts is None else f"its run lengths are damaged: {_short(counts)}"
+        return "its run lengths are missing" if counts is None else f"its run lengths are corrupt: {_short(counts)}"
     if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != image["height"] * image["width"]:
         return "its run lengths do not add up to the image"
     return None

@@ -174,7 +174,7 @@ def read_pair(pair: Labelled, num_classes: int, first_label: int) -> tuple[Image
         labels = read_labels(pair.labels, num_classes, first_label)
         at_fault = pair.image
         image = _read_as_labelled(pair.image, (labels.shape[1], labels.shape[0]))
-    except Exception as error:  # decoders trip over damage in many ways
+    except Exception as error:  # decoders trip over corrupt files in many ways
         return Broken(str(at_fault), describe_error(error))
     if image.size != (labels.shape[1], labels.shape[0]):
         sizes = f"it is {labels.shape[1]}x{labels.shape[0]}, its image {pair.image} is {image.width}x{image.height}"

@@ -23,7 +23,7 @@ __all__ = ["Parquet"]
 
 _IMAGES: Final = ("image", "img", "jpg")
 _COSTLY: Final = 4 << 20  # bytes to be unpacked for a single image
-_MOST_COMPARED: Final = 4 << 30  # bytes of shards whose images are compared with others
+_MOST_COMPARED: Final = 2 << 30  # bytes of shards whose images are compared with others
 _LABELS: Final = ("label", "labels", "fine_label", "cls")
 
 
@@ -173,13 +173,13 @@ def _columns(schemas: Sequence[Any], shards: Sequence[Path]) -> tuple[str, str]:
 def _is_costly(column: BinaryColumn) -> bool:
     try:
         return column.cost() > _COSTLY
-    except OSError:  # what is damaged there is told when it is read
+    except OSError:  # what is corrupt there is reported when it is read
         return False
 
 
 @lru_cache(4)
 def _paths(shard: Path, image: str) -> list[str | None]:
-    """The names the images had before they came into a shard; empty if it does not tell, or is damaged there too."""
+    """The names the images had before they came into a shard; empty if it does not tell, or is corrupt there too."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

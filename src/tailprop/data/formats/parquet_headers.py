@@ -9,7 +9,7 @@ __all__ = ["DATA", "DATA_V2", "DICTIONARY", "Page", "read_header", "varint"]
 
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # kinds of pages
 _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, 12  # kinds of fields
-_DEEPEST: Final = 8  # structs within structs; damage must not lead further
+_DEEPEST: Final = 8  # structs within structs; a corrupt file must not lead further
 _BITS: Final = 63  # of the largest number
 
 
@@ -35,7 +35,7 @@ def read_header(data: memoryview, at: int) -> tuple[Page, int]:
     except (IndexError, KeyError, TypeError, AttributeError):
         page = None
     if page is None or not all(type(number) is int for number in page[:6]):
-        raise OSError("a page header is damaged")
+        raise OSError("a page header is corrupt")
     return page, at
 
 

@@ -116,7 +116,7 @@ class BinaryColumn:
         pages: list[Page] = []
         try:
             for page in _pages(_mapped(self.file), chunk):
-                pages.append(page)  # one by one: those before the damage are good
+                pages.append(page)  # one by one: those before the corrupt one are good
         except OSError:
             if not pages:
                 raise
@@ -145,7 +145,7 @@ class BinaryColumn:
 
     def _cut(self, layout: Layout, body: memoryview, place: int) -> memoryview:
         if place + 1 >= len(layout.ends):
-            raise OSError(f"a page of {self.path.name} is damaged")
+            raise OSError(f"a page of {self.path.name} is corrupt")
         return body[layout.ends[place] + 4 : layout.ends[place + 1]]
 
 
@@ -256,7 +256,7 @@ def _lay_out(body: memoryview, page: Page, depth: int) -> Layout:
     if count == 0:
         return Layout(places, array("q"), np.empty(0, np.int64))
     if first >= len(body):
-        raise OSError("a page is damaged")
+        raise OSError("a page is corrupt")
     return Layout(places, array("q"), _hybrid(body[first + 1 :], body[first], count))
 
 
@@ -275,13 +275,13 @@ def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
     if bits == 0:  # one entry in the dictionary
         return values
     if bits > 32:
-        raise OSError("the levels of a page are damaged")
+        raise OSError("the levels of a page are corrupt")
     width = (bits + 7) // 8
     while done < count:
         try:
             head, at = varint(coded, at)
         except IndexError:
-            raise OSError("the levels of a page are damaged") from None
+            raise OSError("the levels of a page are corrupt") from None
         if head & 1:
             size = min(head >> 1, -(-(count - done) // 8)) * bits  # as many groups of eight as are wanted
             packed = np.frombuffer(coded[at : at + size], np.uint8)
@@ -293,7 +293,7 @@ def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
             at += width
         group = group[: count - done]
         if len(group) == 0:
-            raise OSError("the levels of a page are damaged")
+            raise OSError("the levels of a page are corrupt")
         values[done : done + len(group)] = group
         done += len(group)
     return values

@@ -42,7 +42,7 @@ def write_scenes(out: Path, style: Style, config: SceneConfig, train: int, val: 
     """Write `train` scenes and the `val` scenes after them, with a note of how they were made.
 
     Only a folder that is new, empty or holds the same scenes is written to: images and annotations of a real dataset have
-    the same names. The note is there from the beginning, so that what was interrupted can go on.
+    the same names. The note is there from the beginning, so that what was interrupted can be continued.
     """
     config.check()
     if style == "parquet" and config.objects[0] < 1:
@@ -70,7 +70,7 @@ def _read_note(path: Path) -> dict[str, Any] | None:
     try:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError):
-        raise ValueError(f"{path} is damaged; remove the folder, and the scenes are made anew") from None
+        raise ValueError(f"{path} is corrupt; remove the folder, and the scenes are made anew") from None
 
 
 def _describe(style: Style, config: SceneConfig, train: int, val: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tailprop.data.broken import BrokenFiles
 from tailprop.data.loader import create_loader
 from tailprop.data.samplers import EvalSampler
 from tailprop.data.splits import count_shared
+from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.classify.data import DataConfig, ImageDataset, collate, open_source
@@ -55,7 +56,7 @@ class DataChoice:
     """Share measured of a folder without a split; none = all of it, or in the run's own folder what it held out."""
     unpack: bool | None = None
     """Unpack parquet shards into a cache once instead of reading them in place."""
-    cache_dir: Path | None = None
+    cache_dir: Path | None = setting(None, aliases=("cache",))
     """Where parquet shards are unpacked, if they are; none = the cache of the datasets library."""
     download: bool | None = None
     """Let timm download the dataset."""
@@ -81,7 +82,7 @@ class ClassifyEval(EvalOptions):
     split: Literal["validation", "train"] = "validation"
     """Which images."""
     data: DataChoice = field(default_factory=DataChoice)
-    batch_size: int = 64
+    batch_size: int = setting(64, aliases=("batch",))
     """Images at once."""
     confusion: Path | None = None
     """Image of the confusion matrix to draw, of up to 1300 classes."""

@@ -97,11 +97,14 @@ class Classifier(Predictor[ClassifyConfig, ClassPrediction]):
         return answers
 
     @torch.inference_mode()
-    def predict_tensors(self, images: Tensor, precision: str = "fp32") -> list[ClassPrediction]:
-        """The answers for preprocessed images, (B, C, H, W)."""
+    def predict_tensors(
+        self, images: Tensor, precision: str = "fp32", names: Sequence[str] | None = None
+    ) -> list[ClassPrediction]:
+        """The answers for preprocessed images, (B, C, H, W); an error names the image, where names are given."""
         with autocast(self.device, precision):
             logits = self.model(to_device(images, self.device)).float().cpu()
-        check_finite(logits)
+        for place, row in enumerate(logits):
+            check_finite(row, "the model's output" + (f" for {names[place]}" if names else ""))
         return [ClassPrediction(row, self.names) for row in logits.softmax(dim=1)]
 
 

@@ -95,7 +95,7 @@ def evaluate_classifier(
         logits = model(to_device(batch.images, device)).float().cpu()
         logits = logits if subset is None else logits[:, subset]
         sums += _sums(logits, batch.labels)
-        taken_for, places = logits.argmax(1), torch.tensor(batch.seeds)  # an evaluation's seeds are places in the data
+        taken_for, places = logits.argmax(1), torch.tensor(batch.seeds or [-1] * len(batch))  # in evaluation, places
         answers.append(torch.stack([batch.labels, taken_for, places], dim=1))
         confidence.append(logits.softmax(1).gather(1, taken_for[:, None])[:, 0])
         tick(len(batch))

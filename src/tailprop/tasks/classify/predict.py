@@ -20,6 +20,7 @@ from tailprop.backbone.model import MIN_SIZE_PX
 from tailprop.data.broken import Broken
 from tailprop.data.images import is_image, list_images, prefetch, read_image, suppress_pillow_warnings
 from tailprop.engine.options import Checkpoint
+from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import process_group
 from tailprop.tasks.classify.load import Classifier, ClassPrediction, ClassScore, load_classifier
 from tailprop.tasks.common.options import ComputeOptions, Images
@@ -56,7 +57,7 @@ class ClassifyPredict(ComputeOptions):
     """The architecture, if the file does not say."""
     size_px: int | None = None
     """Side of the images; none = what the checkpoint was made for."""
-    batch_size: int = 32
+    batch_size: int = setting(32, aliases=("batch",))
     """Images at once."""
     on_broken: Literal["skip", "stop"] = "skip"
     """An image that cannot be read: name it on standard error and skip it, or stop."""
@@ -133,7 +134,8 @@ def classify_images(
                 else:
                     good.append((path, image))
             if good:
-                answers = classifier.predict_tensors(torch.stack([image for _, image in good]), precision)
+                names = [str(path) for path, _ in good]
+                answers = classifier.predict_tensors(torch.stack([image for _, image in good]), precision, names)
                 predictions += [_prediction(path, answer, top) for (path, _), answer in zip(good, answers, strict=True)]
             tick(len(examples))
     return predictions
@@ -168,8 +170,14 @@ def _classify_visibly(options: ClassifyPredict, classifier: Classifier, paths: S
 def _write(predictions: Sequence[Prediction], options: ClassifyPredict) -> None:
     if options.out is None:
         console = Console()
-        text = _render(predictions, options.written_as, console if console.is_terminal else Console(width=_WIDE))
         encoding = sys.stdout.encoding or "utf-8"  # what it cannot say is escaped: no answer is lost to a file name
+        is_utf8 = encoding.lower().replace("-", "") == "utf8"
+        shown_on = console if console.is_terminal else Console(width=_WIDE)
+        text = (
+            _as_json(predictions, not is_utf8)
+            if options.written_as == "json"
+            else _render(predictions, options.written_as, shown_on)
+        )
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return
     text = _render(predictions, options.written_as, Console(file=io.StringIO(), width=_WIDE, force_terminal=False))
@@ -212,9 +220,9 @@ def _as_csv(predictions: Sequence[Prediction]) -> str:
     return buffer.getvalue()
 
 
-def _as_json(predictions: Sequence[Prediction]) -> str:
+def _as_json(predictions: Sequence[Prediction], ascii_only: bool = False) -> str:
     rows = [dict(image=p.image, predictions=[vars(score) for score in p.classes]) for p in predictions]
-    text = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(rows, indent=2, ensure_ascii=ascii_only) + "\n"
     return text.encode("utf-8", "backslashreplace").decode()  # bytes of a name that are no text, as JSON escapes them
 
 

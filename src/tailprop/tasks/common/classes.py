@@ -45,9 +45,10 @@ def align_classes(
     if unknown:
         raise ValueError(f"{where} has classes that the model does not know: {listed(unknown)}; it knows {listed(known)}")
     for i, place in enumerate(found):
-        if place is not None and (other := found.index(place)) < i:
+        counts = place is not None and (present is None or i in present)
+        if counts and (other := found.index(place)) < i:
             raise ValueError(
-                f"{where} has {names[other]!r} and {names[i]!r}, which are one class of the model: {known[place]!r}"
+                f"{where} has {names[other]!r} and {names[i]!r}, which are one class of the model: {known[place or 0]!r}"
             )
     return found
 

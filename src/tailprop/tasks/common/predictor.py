@@ -16,11 +16,21 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import read_image
+from tailprop.data.images import decode_image, read_image
 from tailprop.engine.config import TaskConfig
 from tailprop.utils.text import printable
 
-__all__ = ["ImageInput", "Predictor", "SkippedImages", "as_list", "print_line", "progress_bar", "to_pil", "to_tensor"]
+__all__ = [
+    "ImageInput",
+    "Predictor",
+    "SkippedImages",
+    "as_list",
+    "check_unit_range",
+    "print_line",
+    "progress_bar",
+    "to_pil",
+    "to_tensor",
+]
 
 ImageInput = str | Path | Image.Image | np.ndarray | Tensor
 C = TypeVar("C", bound=TaskConfig)
@@ -72,7 +82,7 @@ def to_pil(image: ImageInput, mode: str) -> Image.Image:
             raise ValueError(str(read))
         return read
     if isinstance(image, Image.Image):
-        return image.convert(mode)
+        return decode_image(image, mode)
     return Image.fromarray(_to_bytes(to_array(image))).convert(mode)
 
 
@@ -88,13 +98,20 @@ def to_array(image: np.ndarray | Tensor) -> np.ndarray:
     return image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
 
 
+def check_unit_range(array: np.ndarray) -> None:
+    """Refuse floats that are not from 0 to 1: bytes held as floats, or a normalised image."""
+    if array.size and (array.min() < -1e-3 or array.max() > 1 + 1e-3):
+        raise ValueError(f"a float image has values from 0 to 1, got {array.min():.3g} to {array.max():.3g}")
+
+
 def _to_bytes(array: np.ndarray) -> np.ndarray:
     if np.issubdtype(array.dtype, np.floating):
-        if array.size and (array.min() < -1e-3 or array.max() > 1 + 1e-3):
-            raise ValueError(f"a float image has values from 0 to 1, got {array.min():.3g} to {array.max():.3g}")
+        check_unit_range(array)
         return np.clip(array * 255 + 0.5, 0, 255).astype(np.uint8)
+    if array.dtype == np.uint16:
+        return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)  # 65535 = 257 * 255
     if array.dtype not in (np.uint8, np.bool_):
-        raise ValueError(f"an image array holds bytes or floats from 0 to 1, got {array.dtype}")
+        raise ValueError(f"an image array holds 8 or 16 bits, or floats from 0 to 1, got {array.dtype}")
     return array
 
 

@@ -53,8 +53,7 @@ class LoadedDetector(Predictor[DetectConfig, Detections]):
         return dict(zip(self.category_ids, self.names, strict=True))
 
     def predict_all(self, images: Sequence[ImageInput], precision: str = "fp32", score: float = 0.5) -> list[Detections]:
-        self.detector.roi_heads.score_thresh = score - 1e-6  # it wants more than this, we as much
-        return [self._detections(self.find(to_pil(image, "RGB"), precision), score) for image in images]
+        return [self._detections(self.find(to_pil(image, "RGB"), precision, score), score) for image in images]
 
     def predict(self, images: Any, precision: str = "fp32", score: float = 0.5) -> Any:
         """The objects in an image, or in each of a list, with at least this score."""
@@ -63,10 +62,20 @@ class LoadedDetector(Predictor[DetectConfig, Detections]):
         return found if is_list else found[0]
 
     @torch.inference_mode()
-    def find(self, image: Image.Image, precision: str = "fp32") -> dict[str, Tensor]:
-        """What torchvision's detector finds in an RGB image: boxes, labels, scores, masks."""
-        with autocast(self.device, precision):
-            (found,) = self.model([to_device(to_tensor(image), self.device).float() / 255])
+    def find(self, image: Image.Image, precision: str = "fp32", score: float | None = None) -> dict[str, Tensor]:
+        """What torchvision's detector finds in an RGB image: boxes, labels, scores, masks.
+
+        What scores less than `score` is dropped before masks are made of it, which take memory as large as the image.
+        """
+        heads = self.detector.roi_heads
+        usual = heads.score_thresh
+        try:
+            if score is not None:
+                heads.score_thresh = score - 1e-6  # it wants more than this, we as much
+            with autocast(self.device, precision):
+                (found,) = self.model([to_device(to_tensor(image), self.device).float() / 255])
+        finally:
+            heads.score_thresh = usual
         return found
 
     def _detections(self, found: dict[str, Tensor], score: float) -> Detections:

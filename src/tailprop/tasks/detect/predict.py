@@ -48,8 +48,6 @@ def run(options: DetectPredict) -> None:
             paths = list_images(options.images)
             detector = load_detector(options.checkpoint, options.short_px)
             detector.model.to(world.device)
-            # What is not wanted is dropped before masks are made of it, which take memory as large as the image.
-            detector.detector.roi_heads.score_thresh = options.score - 1e-6  # it wants more than this, we as much
             options.out.mkdir(parents=True, exist_ok=True)
             drawn = [options.out / f"{stem}.jpg" for stem in unique_stems(paths)]
             check_no_overwrite(paths, [*drawn, options.out / "detections.json"], options.overwrite)
@@ -71,7 +69,7 @@ def _detect_all(options: DetectPredict, detector: LoadedDetector, paths: Sequenc
             if isinstance(image, Broken):
                 skipped.add(image)
                 continue
-            results = to_results(number, detector.find(image, options.precision), detector.category_ids)
+            results = to_results(number, detector.find(image, options.precision, options.score), detector.category_ids)
             found = [entry for entry in results if entry["score"] >= options.score]
             drawn = draw_objects(image, objects_of(found, detector.categories, options.score))
             drawn.save(options.out / f"{stems[number - 1]}.jpg", quality=92)

@@ -24,7 +24,7 @@ from tailprop.tasks.restore.degrade import JPEG_BLOCK, add_noise, add_test_noise
 from tailprop.tasks.restore.metrics import SSIM_LEAST_PX
 from tailprop.utils.validation import check_at_least, check_between
 
-__all__ = ["CropDataset", "Pair", "PairBatch", "RestoreDataConfig", "TestDataset", "collate_pairs"]
+__all__ = ["CropDataset", "Pair", "PairBatch", "RestoreDataConfig", "WholeImageDataset", "collate_pairs"]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class CropDataset(KeyedDataset):
         return Pair(self.paths[index].name, _to_tensor(degraded), _to_tensor(clean))
 
 
-class TestDataset(KeyedDataset):
+class WholeImageDataset(KeyedDataset):
     """Test images as SwinIR degrades them, by their names below the folder they share."""
 
     def __init__(self, paths: Sequence[Path], data: RestoreDataConfig, channels: int) -> None:

@@ -16,10 +16,11 @@ from tailprop.data.images import check_no_overwrite, unique_paths
 from tailprop.data.loader import create_loader
 from tailprop.data.samplers import EvalSampler
 from tailprop.data.splits import Contents, count_shared
+from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.common.predictor import progress_bar
-from tailprop.tasks.restore.data import RestoreDataConfig, TestDataset
+from tailprop.tasks.restore.data import RestoreDataConfig, WholeImageDataset
 from tailprop.tasks.restore.figures import draw_restored
 from tailprop.tasks.restore.inference import check_tiles, evaluate_restorer, shared_px
 from tailprop.tasks.restore.load import Restorer, load_restorer
@@ -33,12 +34,12 @@ __all__ = ["RestoreEval", "run"]
 
 
 @dataclass(frozen=True)
-class TestChoice:
+class RestoreDataChoice:
     """Other images or another degradation than the checkpoint was tested with; what is not given stays as in its run."""
 
     test: Path | None = None
     """Folder of clean images."""
-    degradation: Literal["noise", "jpeg"] | None = None
+    degradation: Literal["noise", "jpeg"] | None = setting(None, aliases=("damage",))
     """Gaussian noise, or JPEG compression."""
     sigma: float | None = None
     """Standard deviation of the noise, white being 255."""
@@ -52,12 +53,12 @@ class TestChoice:
 class RestoreEval(EvalOptions):
     """Measure a restoration network."""
 
-    data: TestChoice = field(default_factory=TestChoice)
+    data: RestoreDataChoice = field(default_factory=RestoreDataChoice)
     tile_px: int | None = None
     """Restore in tiles of this side; none = whole images, as in the protocol."""
     overlap_px: int | None = None
     """Pixels that neighbouring tiles share, at most half of one; none = 32, or a quarter of a smaller tile."""
-    images: Path | None = None
+    images: Path | None = setting(None, aliases=("pictures",))
     """Folder for images: degraded, restored and clean side by side with PSNR."""
     overwrite: bool = False
     """Write over images that are in that folder already."""
@@ -84,7 +85,7 @@ def run(options: RestoreEval) -> None:
 
 
 def _evaluate(options: RestoreEval, restorer: Restorer, data: RestoreDataConfig, world: World) -> Scores:
-    whole = TestDataset(data.list_test_images(), data, restorer.in_chans)
+    whole = WholeImageDataset(data.list_test_images(), data, restorer.in_chans)
     broken_files = BrokenFiles(data.on_broken, world.is_main)
     if data.on_broken == "stop":
         broken_files.record(whole.find_broken(), shared=True)
@@ -105,7 +106,7 @@ def _evaluate(options: RestoreEval, restorer: Restorer, data: RestoreDataConfig,
         return evaluate_restorer(restore, loader, world.device, see, broken_files.record)
 
 
-def _drawings(options: RestoreEval, whole: TestDataset, check: bool) -> dict[str, Path]:
+def _drawings(options: RestoreEval, whole: WholeImageDataset, check: bool) -> dict[str, Path]:
     """Where each image is drawn, if at all; one process looks what is there, another may be drawing already."""
     if options.images is None:
         return {}

@@ -2,19 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tailprop.tasks.restore.metrics import Restored, psnr
-
-if TYPE_CHECKING:  # matplotlib is imported when something is drawn: most commands draw nothing, or at their end
-    pass
 from tailprop.tasks.common.figures import new_figure
+from tailprop.tasks.restore.metrics import Restored, psnr
 
 __all__ = ["draw_restored"]
 
 
 def draw_restored(images: Sequence[Restored], path: Path, most_px: int = 256) -> None:
-    """Damaged, restored and clean side by side, a row for each image; of large ones the middle, PSNR of the whole."""
+    """Degraded, restored and clean side by side, a row for each image; of large ones the middle, PSNR of the whole."""
     figure = new_figure(8.1, 2.95 * len(images))
     for row, shown in zip(figure.subplots(len(images), 3, squeeze=False), images, strict=True):
         titles = (

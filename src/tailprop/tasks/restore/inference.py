@@ -14,7 +14,7 @@ from tailprop.data.broken import Broken
 from tailprop.data.loader import to_device
 from tailprop.runtime.distributed import all_gather
 from tailprop.tasks.restore.data import Pair
-from tailprop.tasks.restore.metrics import Restored, Score, Scores, _all_three, to_bytes
+from tailprop.tasks.restore.metrics import Restored, Score, Scores, measure, to_bytes
 from tailprop.utils.validation import check_at_least
 
 __all__ = ["check_tiles", "evaluate_restorer", "restore_tiled", "restore_whole", "shared_px"]
@@ -99,7 +99,7 @@ def evaluate_restorer(
     pairs: Iterable[Pair | Broken],
     device: torch.device,
     see: Callable[[Restored], object] = lambda _restored: None,
-    note: Callable[[Sequence[Broken]], object] = lambda _broken: None,
+    record: Callable[[Sequence[Broken]], object] = lambda _broken: None,
 ) -> Scores:
     """The scores of every image over all processes.
 
@@ -107,14 +107,14 @@ def evaluate_restorer(
         restore: Makes of a degraded image, (1, C, H, W), a restored one.
         pairs: This process's share of the images.
         see: Is shown each image, to draw it or to count.
-        note: Is told of an image that cannot be read; it may raise.
+        record: Is told of an image that cannot be read; it may raise.
     """
     rows: list[Score] = []
     broken: list[Broken] = []
     for pair in pairs:
         if isinstance(pair, Broken):
             broken.append(pair)
-            note([pair])
+            record([pair])
             continue
         restored = restore(to_device(pair.degraded[None], device))[0].cpu()
         degraded, clean = to_bytes(pair.degraded), to_bytes(pair.clean)
@@ -131,7 +131,7 @@ def evaluate_restorer(
 
 def _score(shown: Restored) -> Score:
     try:
-        after, before = _all_three(shown.restored, shown.clean), _all_three(shown.degraded, shown.clean)
+        after, before = measure(shown.restored, shown.clean), measure(shown.degraded, shown.clean)
     except ValueError as error:
         raise ValueError(f"{shown.name}: {error}") from None
     return Score(shown.name, *after, shown.degraded_psnr, *before[1:])

@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from tailprop.data.broken import Broken
-from tailprop.data.raster import Pixels, peak, try_pixels
+from tailprop.data.raster import Pixels, image_pixels, peak, try_pixels
 from tailprop.engine.run_settings import find_weights, read_settings
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.models import check_finite, load_weights
-from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, to_array
+from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, check_unit_range, to_array
 from tailprop.tasks.restore.degrade import to_unit
-from tailprop.tasks.restore.inference import restore_tiled, restore_whole
+from tailprop.tasks.restore.inference import check_tiles, restore_tiled, restore_whole, shared_px
 from tailprop.tasks.restore.task import RestoreConfig, build_restorer
 
 __all__ = ["Restorer", "load_restorer"]
@@ -45,8 +46,10 @@ class Restorer(Predictor[RestoreConfig, Pixels]):
 
         `tile_px` restores in tiles of that side, which takes less memory.
         """
+        check_tiles(tile_px, None)
         given, is_list = as_list(images)
-        restored = [self.restore_pixels(_to_pixels(image), tile_px, precision=precision) for image in given]
+        overlap = shared_px(tile_px, None, 64)
+        restored = [self.restore_pixels(_to_pixels(image), tile_px, overlap, precision) for image in given]
         return restored if is_list else restored[0]
 
     def predict_all(self, images: Sequence[ImageInput], precision: str = "fp32") -> list[Pixels]:
@@ -108,8 +111,11 @@ def _to_pixels(image: ImageInput) -> Pixels:
         if isinstance(pixels, Broken):
             raise ValueError(str(pixels))
         return pixels
-    array = to_array(image) if isinstance(image, Tensor | np.ndarray) else np.asarray(image)
+    if isinstance(image, Image.Image):
+        return image_pixels(image)
+    array = to_array(image)
     if np.issubdtype(array.dtype, np.floating):
+        check_unit_range(array)
         array = np.clip(array * 65535 + 0.5, 0, 65535).astype(np.uint16)  # floats have more than 8 bits
     if array.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"an image array holds 8 or 16 bits, or floats from 0 to 1, got {array.dtype}")

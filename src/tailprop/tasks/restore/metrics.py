@@ -101,7 +101,7 @@ class Scores:
         return float(np.mean([getattr(row, name) for row in self.rows]))
 
 
-def _all_three(image: Pixels8, clean: Pixels8) -> tuple[float, float, float]:
+def measure(image: Pixels8, clean: Pixels8) -> tuple[float, float, float]:
     return psnr(image, clean), ssim(image, clean), psnr_b(image, clean)
 
 

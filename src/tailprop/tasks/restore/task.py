@@ -21,7 +21,7 @@ from tailprop.runtime.distributed import World
 from tailprop.tasks.common.figures import draw_learning
 from tailprop.tasks.common.models import model_arguments
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
-from tailprop.tasks.restore.data import CropDataset, PairBatch, RestoreDataConfig, TestDataset, collate_pairs
+from tailprop.tasks.restore.data import CropDataset, PairBatch, RestoreDataConfig, WholeImageDataset, collate_pairs
 from tailprop.tasks.restore.figures import draw_restored
 from tailprop.tasks.restore.inference import evaluate_restorer, restore_whole
 from tailprop.tasks.restore.metrics import Restored, Scores
@@ -77,7 +77,7 @@ class Restoration(BaseTask[RestoreConfig]):
         self.sampler = create_train_sampler(len(self.paths["train"]), config.optim, config.run.seed, world)
         crops = CropDataset(self.paths["train"], data, channels)
         self.train_loader = create_loader(crops, self.sampler, collate_pairs, data.workers, world.device)
-        whole = TestDataset(self.paths["test"], data, channels)
+        whole = WholeImageDataset(self.paths["test"], data, channels)
         eval_sampler = EvalSampler(len(whole), 1, world)  # one at a time: sizes differ
         self.eval_loader = create_loader(whole, eval_sampler, take_one, min(1, data.workers), world.device)
         self.broken.record(whole.find_broken(), shared=True)  # better now than after the first epoch
