@@ -14,13 +14,14 @@ demo: $(READY)
 	$(BIN)/tailprop demo
 
 test: check $(TIMM)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 quick: check
-	$(BIN)/python -m pytest -n 2 -q $$($(BIN)/python tests/affected.py)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q $$($(BIN)/python tests/affected.py)
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in .cache/site"
 
 check: $(READY)
 	$(BIN)/ruff check
@@ -45,4 +46,4 @@ $(TIMM): $(READY)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .cache site
+	rm -rf $(VENV) .cache

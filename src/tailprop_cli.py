@@ -1,4 +1,4 @@
-"""The `tailprop` command. It stands outside the package so that asking for help does not import PyTorch."""
+"""The `tailprop` command. It is a module outside the package so that --help does not import PyTorch."""
 
 import contextlib
 import difflib
@@ -11,71 +11,83 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# name: (module, dataclass of its options, what it does). The module's `run` takes the options. A module whose options depend on
-# its first argument, a recipe or a checkpoint, has a function `parse` instead of the dataclass.
+# name: (module, dataclass of its options, description). The module's `run` takes the options. A module whose options depend on
+# its first argument (a recipe or a checkpoint) has a function `parse` instead of the dataclass.
 COMMANDS = {
     "models": ("tailprop.commands.models", "Models", "list the models with parameters and multiply-adds"),
-    "train": ("tailprop.commands.train", None, "train a model by a recipe, on one machine or many"),
-    "eval": ("tailprop.commands.eval", None, "measure a checkpoint on any data: top-1, AP, mean IoU or PSNR, by its task"),
+    "train": ("tailprop.commands.train", None, "train a model from a recipe, on one machine or many"),
+    "eval": (
+        "tailprop.commands.eval",
+        None,
+        "evaluate a checkpoint on any dataset: top-1, AP, mean IoU or PSNR, depending on its task",
+    ),
     "predict": (
         "tailprop.commands.predict",
         None,
-        "what a checkpoint makes of images: classes, boxes, labels, restored images",
+        "run a checkpoint on images: classes, boxes, label maps or restored images",
     ),
-    "robustness": ("tailprop.studies.robustness", "Robustness", "ImageNet-Sketch, ImageNet-A and common corruptions"),
+    "robustness": (
+        "tailprop.studies.robustness",
+        "Robustness",
+        "evaluate a classifier on ImageNet-Sketch, ImageNet-A and common corruptions",
+    ),
     "scenes": ("tailprop.commands.scenes", "Scenes", "write generated scenes of shapes as COCO, ADE20K or parquet"),
-    "bench": ("tailprop.studies.bench", None, "measure speed beside ConvNeXt, Swin and vHeat; bench TASK: whole networks"),
-    "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the loader keeps up with training"),
-    "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on embedded digits and draw the operator"),
+    "bench": (
+        "tailprop.studies.bench",
+        None,
+        "measure speed against ConvNeXt, Swin and vHeat; bench TASK measures whole networks",
+    ),
+    "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the data loader keeps up with training"),
+    "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on scikit-learn's digits and plot the operator"),
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare initial values of the propagation scales"),
-    "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks in equal time"),
+    "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks at equal training time"),
 }
 
 
 def main(args: list[str] | None = None) -> int:
-    # Waiting CPU threads spin for milliseconds before they sleep, on cores that loader processes could use (`tailprop loader`
-    # shows what that costs). It is read when torch is imported.
+    # Idle CPU threads spin for milliseconds before they sleep, on cores that loader processes could use (`tailprop loader`
+    # measures the cost). The variable is read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     try:
-        code = _guard(sys.argv[1:] if args is None else args)
-    except SystemExit as stop:  # of help
-        raise SystemExit(_write_out() or stop.code) from None
-    return _write_out() or code
+        code = _run_guarded(sys.argv[1:] if args is None else args)
+    except SystemExit as stop:  # raised by --help
+        raise SystemExit(_flush_stdout() or stop.code) from None
+    return _flush_stdout() or code
 
 
-def _guard(args: list[str]) -> int:
-    """Run a command, or say in one line what a user can fix."""
+def _run_guarded(args: list[str]) -> int:
+    """Run a command; errors that a user can fix are printed in one line."""
     try:
-        return _answer(args)
+        return _dispatch(args)
     except BrokenPipeError as error:
-        return 1 if _is_closed_pipe() else _refuse(str(error))
-    except (ValueError, OSError) as error:  # what a user can fix; anything else is our fault and keeps its traceback
-        return _refuse(" ".join(str(error).split()))
+        return 1 if _is_closed_pipe() else _print_error(str(error))
+    except (ValueError, OSError) as error:  # the user can fix these; anything else is a bug and keeps its traceback
+        return _print_error(" ".join(str(error).split()))
     except ModuleNotFoundError as error:
         from tailprop.utils.extras import missing_extra
 
         if (advice := missing_extra(error)) is None:
             raise
-        return _refuse(advice)
+        return _print_error(advice)
     except (RuntimeError, MemoryError) as error:
         from tailprop.utils.errors import dead_loader, missing_memory
 
         if (how := dead_loader(error)) is not None:
-            return _refuse(
+            return _print_error(
                 f"a loader process {how}; give it more memory (fewer --data.workers, --data.cache-gb 0, a larger /dev/shm), or "
-                "find out whether a file of the data changed or became unreadable"
+                "check whether a file of the dataset changed or became unreadable"
             )
         if (missing := missing_memory(error)) is None:
             raise
-        return _refuse(
-            f"not enough memory ({missing}); take a smaller batch (in training --optim.grad-accum-steps makes up for it), "
+        return _print_error(
+            f"out of memory ({missing}); use a smaller batch (in training, --optim.grad-accum-steps keeps the global batch), "
             "smaller images, or --run.grad-checkpointing"
         )
     except KeyboardInterrupt:
         return 130
 
 
-def _answer(args: list[str]) -> int:
+def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -83,7 +95,7 @@ def _answer(args: list[str]) -> int:
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"commands are {', '.join(COMMANDS)}"
-        return _refuse(f"no command {name!r}; {hint}")
+        return _print_error(f"no command {name!r}; {hint}")
     return _run(name, rest)
 
 
@@ -99,14 +111,14 @@ def _run(name: str, args: list[str]) -> int:
     try:
         options = module.parse(args) if options_name is None else _parse(module, options_name, args, name, what)
     except ValueError:
-        if os.environ.get("RANK", "0") != "0":  # all of torchrun's processes are told the same, and one says what is wrong
+        if os.environ.get("RANK", "0") != "0":  # every process of torchrun fails in the same way; rank 0 prints the message
             return 2
         raise
     try:
         return module.run(options) or 0
     except Interrupted as stop:
-        if os.environ.get("RANK", "0") == "0":  # torchrun's processes all stop, and one says so
-            with contextlib.suppress(OSError):  # Ctrl-C ends a `tee` behind us, too
+        if os.environ.get("RANK", "0") == "0":  # every process of torchrun stops; rank 0 prints the message
+            with contextlib.suppress(OSError):  # Ctrl-C also ends a `tee` that reads our output
                 print(f"tailprop: {stop}", file=sys.stderr, flush=True)
         return stop.exit_code
 
@@ -118,7 +130,7 @@ def _parse(module: Any, options_name: str, args: list[str], name: str, what: str
 
 
 def _package() -> Path:
-    """The folder of the package, without importing it: that would import PyTorch."""
+    """The folder of the package, found without importing it, since that would import PyTorch."""
     spec = find_spec("tailprop")
     assert spec is not None
     assert spec.origin is not None
@@ -126,7 +138,11 @@ def _package() -> Path:
 
 
 def _list_recipes() -> int:
-    folders = (Path("recipes"), _package().parents[1] / "recipes", _package() / "recipes")  # yours, a checkout's, the wheel's
+    folders = (
+        Path("recipes"),
+        _package().parents[1] / "recipes",
+        _package() / "recipes",
+    )  # the user's, of a checkout, of the wheel
     names = sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.yaml")})
     print("usage: tailprop train RECIPE [--section.setting value ...]\n\nRECIPE is a YAML file, a run folder or one of:")
     print("\n".join(f"  {name}" for name in names))
@@ -135,7 +151,7 @@ def _list_recipes() -> int:
 
 
 def _list_models() -> int:
-    """Parameters and multiply-adds at 224 px as counted before; other sizes are counted anew."""
+    """Parameters and multiply-adds at 224 px from the stored table; other sizes are computed on demand."""
     rows = json.loads((_package() / "backbone" / "costs.json").read_text())
     header = ("model", "mixer", "depths", "dims", "parameters", "GMACs at 224x224")
     cells = [header] + [
@@ -152,41 +168,43 @@ def _list_models() -> int:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    print("\ntailprop models --height 800 --width 1280 counts at another size")
+    print("\ntailprop models --height 800 --width 1280 computes them for another image size")
     return 0
 
 
 def _help() -> str:
     lines = [f"  {name:<10} {what}" for name, (_, _, what) in COMMANDS.items()]
-    more = "tailprop COMMAND --help explains each; eval and predict, with a checkpoint before --help, what its task takes."
+    more = "tailprop COMMAND --help lists its options; for eval and predict, name a checkpoint before --help."
     return "\n".join(["usage: tailprop COMMAND [options]", "", *lines, "", more])
 
 
-def _write_out() -> int:
-    """Write out what was printed. A closed pipe, as `head` leaves, is no error."""
+def _flush_stdout() -> int:
+    """Flush standard output. A closed pipe, as left by `head`, is not an error."""
     try:
-        if sys.stdout is not None:  # nor is there anything to write to after >&-
+        if sys.stdout is not None:  # None after >&-
             sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python, at its end, would try again and complain
-        return 0 if isinstance(error, BrokenPipeError) else _refuse(f"cannot write what is printed ({error.strerror})")
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise Python would flush again at exit and complain
+        return 0 if isinstance(error, BrokenPipeError) else _print_error(f"cannot write to standard output ({error.strerror})")
     return 0
 
 
 def _is_closed_pipe() -> bool:
-    """Whether it is standard output that broke: what could not be written is still waiting, or nobody is at the other end."""
+    """Whether the broken pipe is standard output: its buffer cannot be flushed, or its reader is gone."""
     try:
         sys.stdout.flush()
-        listener = select.poll()
-        listener.register(sys.stdout.fileno(), 0)
-        return any(event & select.POLLERR for _, event in listener.poll(0))
+        poller = select.poll()
+        poller.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poller.poll(0))
     except BrokenPipeError:
         return True
-    except (OSError, AttributeError):  # no file, or no poll on this system
+    except (OSError, AttributeError):  # stdout is not a file, or the system has no poll
         return False
 
 
-def _refuse(message: str) -> int:
+def _print_error(message: str) -> int:
     with contextlib.suppress(OSError):  # the pipe is closed
         print(f"tailprop: {message}", file=sys.stderr, flush=True)
     return 2

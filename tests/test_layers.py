@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tailprop.tasks import TASKS
 from tests.helpers import ROOT
 
 SOURCE = ROOT / "src"
@@ -20,7 +21,7 @@ LAYERS = [
     ("tailprop",),  # the package itself, which lists the public names
     ("tailprop.commands", "tailprop.studies"),
     ("tailprop.tasks",),  # the registry
-    ("tailprop.tasks.classify", "tailprop.tasks.detect", "tailprop.tasks.segment", "tailprop.tasks.restore"),
+    tuple(f"tailprop.tasks.{task}" for task in TASKS),
     ("tailprop.tasks.common",),
     ("tailprop.engine", "tailprop.data"),
     ("tailprop.runtime", "tailprop.backbone"),

@@ -1,6 +1,6 @@
 """TailProp: content-adaptive light- and heavy-tailed propagation for vision.
 
-Importing it registers `tailprop_*`, `vheat_*` and `waveformer_*` with timm. `load` gives a trained model of any task.
+Importing it registers `tailprop_*`, `vheat_*` and `waveformer_*` with timm. `load` loads a trained model of any task.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`load` is found when it is asked for: what the tasks need is not part of the small install."""
+    """Import `load` lazily: the dependencies of the tasks are not part of the minimal install."""
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tailprop.utils.extras import explain_missing_extras

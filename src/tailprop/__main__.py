@@ -1,4 +1,4 @@
-"""`python -m tailprop` and `torchrun -m tailprop`: the command, where the script is not at hand."""
+"""`python -m tailprop` and `torchrun -m tailprop`: the command without the installed script."""
 
 import sys
 

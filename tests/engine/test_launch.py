@@ -19,7 +19,7 @@ from tailprop.engine import checkpoint
 from tailprop.runtime.distributed import agree_on_attempt, launch_id, local_main_first, process_group
 from tailprop.tasks.classify.task import Classification
 from tests.helpers.folders import folder_recipe, make_folder
-from tests.helpers.runs import TIMEOUT, assert_refused, last_row, launch, write_recipe
+from tests.helpers.runs import TIMEOUT, assert_refused, fork, last_row, launch, write_recipe
 
 
 def names_agreed_on(store: Any, size: int) -> list[str]:
@@ -81,7 +81,7 @@ def test_only_its_own_launch_resumes_by_itself(
 def test_a_failure_in_one_process_is_a_line_and_no_traceback_of_ours(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "images")
     (root / "train" / "red" / "3.jpg").write_bytes(b"not an image")
-    done = launch(folder_recipe(tmp_path, root), processes=2)
+    done = fork(folder_recipe(tmp_path, root), processes=2)
     assert done.returncode != 0
     ours = [line for line in done.stderr.splitlines() if "tailprop: " in line]
     assert any("train/red/3.jpg: not an image" in line for line in ours), done.stderr
@@ -92,7 +92,7 @@ def test_a_failure_in_one_process_of_eval_is_a_line_too(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "images")
     assert tailprop_cli.main([*folder_recipe(tmp_path, root), "--optim.epochs", "1"]) == 0
     (root / "val" / "red" / "7.jpg").write_bytes(b"not an image")  # the last one: one process meets it, the other waits
-    done = launch(["eval", str(tmp_path / "run")], processes=2)
+    done = fork(["eval", str(tmp_path / "run")], processes=2)
     assert done.returncode != 0
     assert "val/red/7.jpg: not an image" in done.stderr
     assert str(Path(tailprop_cli.__file__)) not in done.stderr

@@ -1,8 +1,8 @@
-"""Memory that is freed is kept for what comes next, where a process of ours computes on a CPU.
+"""Let malloc keep freed memory in processes that compute on a CPU.
 
-The C library of Linux hands large blocks back to the system as soon as they are free, and gets them again, page by page and
-filled with zeros, for the next activation of the same size. A training step does that a few hundred times, each time with the
-sizes of the step before it, so keeping them costs little memory and saves the fetching.
+glibc returns large blocks to the system as soon as they are freed, and then requests them again, page by page and filled with
+zeros, for the next activation of the same size. A training step does that a few hundred times, with the same sizes in every
+step, so keeping the blocks costs little memory and saves the page faults.
 """
 
 import ctypes
@@ -12,21 +12,21 @@ from typing import Final
 
 __all__ = ["keep_freed_memory", "keep_some_freed_memory"]
 
-SWITCH: Final = "TAILPROP_KEEP_MEMORY"  # 0 in the environment: hand everything back as usual
+SWITCH: Final = "TAILPROP_KEEP_MEMORY"  # 0 in the environment: return freed memory as usual
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4  # of mallopt, as in malloc.h
-_GROWTH: Final = 64 << 20  # bytes to ask for at once
+_GROWTH: Final = 64 << 20  # bytes requested at once
 _SOME: Final = 32 << 20  # bytes; glibc allows no higher threshold
 
 
 def keep_freed_memory() -> bool:
-    """Ask the allocator to keep what is freed; whether it will. For a process of our own: a library must not decide this."""
+    """Make malloc keep freed memory; returns whether it does. Only for our own commands: a library must not decide this."""
     return _set((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _GROWTH))
 
 
 def keep_some_freed_memory() -> bool:
-    """The same within bounds, for loader processes: there are many of them, and they inherit what their parent has set."""
+    """Keep a limited amount, for loader processes: there are many of them, and they inherit their parent's settings."""
     done = _set((_MMAP_MAX, 65536), (_MMAP_THRESHOLD, _SOME), (_TRIM_THRESHOLD, 2 * _SOME), (_TOP_PAD, 1 << 17))
-    if done:  # what the parent kept free is shared with it until it is used again, and would then be there twice
+    if done:  # memory freed by the parent is shared with it until it is written to, and would then exist twice
         ctypes.CDLL(None).malloc_trim(0)
     return done
 

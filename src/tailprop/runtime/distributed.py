@@ -1,4 +1,4 @@
-"""One process or many: the environment torchrun sets, rank zero, and sums over processes."""
+"""Distributed runs: torchrun's environment, rank 0, and reductions over processes."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """A process among all of them."""
+    """The rank of this process, the number of processes, and the device."""
 
     rank: int
     size: int
@@ -60,7 +60,7 @@ def init_distributed(device: str = "auto", threads: int = 0) -> World:
     if chosen.type == "cpu":
         keep_freed_memory()
     if size > 1 and chosen.type == "mps":
-        raise ValueError("an Apple GPU trains with one process; start without torchrun, or choose the device cpu")
+        raise ValueError("training on an Apple GPU supports one process only; start without torchrun, or use the device cpu")
     if size > 1 and not dist.is_initialized():
         _use_loopback_if_local()
         if chosen.type == "cuda":
@@ -75,10 +75,10 @@ _VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def _rendezvous(rank: int, size: int) -> dict[str, Any]:
-    """Where the processes find each other, if not where PyTorch looks by itself.
+    """Arguments of `init_process_group` under torchrun; empty where PyTorch's defaults work.
 
-    torchrun keeps one store for all its restarts, and the addresses of the crashed processes are still in it: each attempt
-    needs names of its own.
+    torchrun keeps one store for all its restarts, and the addresses of the crashed processes are still in it, so each attempt
+    needs its own key prefix.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
@@ -89,10 +89,10 @@ def _rendezvous(rank: int, size: int) -> dict[str, Any]:
 
 
 def agree_on_attempt(store: Any, rank: int, size: int) -> str:
-    """A name for this attempt, the same in all its processes and in no earlier attempt.
+    """A name for this attempt that all its processes share and no earlier attempt had.
 
-    Restarts cannot be counted: each node counts its own. So the main process calls out a new name, the others answer it with
-    a mark of their own, and it begins when all have answered. What the dead left in the store names none of our marks.
+    Restarts cannot be counted, because each node counts its own. So rank 0 publishes a new name, every other rank replies with
+    a random mark, and the attempt begins when all have replied. Keys left by crashed processes contain none of these marks.
     """
     mark = uuid.uuid4().hex
     if rank == 0:
@@ -117,40 +117,40 @@ def launch_id() -> str:
         return ""
     if name != "none":
         return name
-    agent = os.getppid()  # torchrun's default names nothing; containers count processes from 1, so its start is told too
-    return " ".join([f"agent {agent} of {os.uname().nodename}", *_start_of(agent)])
+    agent = os.getppid()  # torchrun's default id is not unique; containers reuse process ids, so the start time is added
+    return " ".join([f"agent {agent} of {os.uname().nodename}", *_start_time(agent)])
 
 
-def _start_of(process: int) -> list[str]:
-    """When a process was started, in the words of Linux; elsewhere nothing."""
+def _start_time(process: int) -> list[str]:
+    """When a process was started, in Linux clock ticks; empty on other systems."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:
         return []
-    return [f"since tick {stat.rpartition(')')[2].split()[19]}"]  # field 22; the second, a name, may hold spaces
+    return [f"since tick {stat.rpartition(')')[2].split()[19]}"]  # field 22; field 2, the name, may contain spaces
 
 
 @contextmanager
 def process_group(device: str = "auto", threads: int = 0) -> Iterator[World]:
-    """Meet the other processes, and leave them when all is done; that one of them is gone is said in a line.
+    """Initialize the process group and destroy it at the end; a lost process becomes a one-line error.
 
-    Not after an error: with the others in the middle of something, leaving may wait for them.
+    After an error it is not destroyed: the other processes may be inside a collective, and destroying could wait for them.
     """
     world = init_distributed(device, threads)
     try:
         yield world
         _destroy()
-    except Interrupted:  # all have stopped, at the same step
+    except Interrupted:  # all processes stopped at the same step
         _destroy()
         raise
     except RuntimeError as error:
         if not _is_lost_process(error):
             raise
-        raise ValueError("another process of this run ended; its own message says why") from None
+        raise ValueError("another process of this run ended; see its error message") from None
 
 
 def _is_lost_process(error: RuntimeError) -> bool:
-    """Whether an error means that another process is gone: gloo and NCCL say so in their own words."""
+    """Whether an error of gloo or NCCL means that another process is gone."""
     words = ("connection closed by peer", "connection reset by peer", "nccl", "timed out waiting")
     return _is_initialized() and any(word in str(error).lower() for word in words)
 
@@ -170,34 +170,34 @@ def _select_device(device: str, local_rank: int) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else gpu
     if device == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError("no CUDA device is visible; choose the device cpu")
+            raise ValueError("no CUDA device is visible; use the device cpu")
         if local_rank >= torch.cuda.device_count():
             raise ValueError(
-                f"process {local_rank + 1} on this node has no GPU: {torch.cuda.device_count()} are visible; lower torchrun's "
+                f"local rank {local_rank} has no GPU: {torch.cuda.device_count()} are visible on this node; lower torchrun's "
                 "--nproc-per-node"
             )
         return torch.device("cuda", local_rank)
     if device == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("no Apple GPU is visible; choose the device cpu")
+        raise ValueError("no Apple GPU is visible; use the device cpu")
     return torch.device(device)
 
 
 def _use_loopback_if_local() -> None:
-    """gloo asks the resolver for this host's name, which fails on machines without one; a single node needs none."""
+    """Use the loopback interface on a single node: gloo resolves the host name, which fails where there is no DNS entry."""
     local = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     if local and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def print_main(text: str) -> None:
-    """A note on standard error, of all processes by one."""
+    """Print a line on standard error, on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         with suppress(OSError):  # the pipe is closed
             print(text, file=sys.stderr)
 
 
 def all_reduce_sum(values: Tensor, device: torch.device) -> Tensor:
-    """The sum of a CPU tensor over all processes; `device` is where they talk."""
+    """The sum of a CPU tensor over all processes; `device` is the one the process group communicates on."""
     if not _is_initialized():
         return values
     total = values.to(device)
@@ -206,25 +206,28 @@ def all_reduce_sum(values: Tensor, device: torch.device) -> Tensor:
 
 
 def local_main_first(act: Callable[[], T], wait: bool = True) -> T:
-    """Let one process of each machine act before the others do, if they have to wait for it: what it fetched they find."""
+    """Call `act` on local rank 0 of each node first, then on the others, which find what it downloaded or wrote.
+
+    Without `wait` all call it at once.
+    """
     if not (wait and _is_initialized()):
         return act()
-    is_one = os.environ.get("LOCAL_RANK", "0") == "0"
+    is_local_main = os.environ.get("LOCAL_RANK", "0") == "0"
     problem, found = None, []
-    if is_one:
+    if is_local_main:
         try:
             found = [act()]
         except (ValueError, OSError) as error:
             problem = error
     if any(all_gather(problem is not None)):
-        raise problem or ValueError("another process could not open the data; its own message says why")
-    return found[0] if is_one else act()
+        raise problem or ValueError("another process could not open the dataset; see its error message")
+    return found[0] if is_local_main else act()
 
 
 def sync_batch_norm_stats(model: nn.Module) -> None:
-    """Give every process the first one's running statistics.
+    """Broadcast rank 0's running statistics of batch norms to every process.
 
-    GPUs share them in training. On a CPU each process has its own after a step, and would evaluate a slightly other model.
+    On GPUs SyncBatchNorm keeps them equal. On CPUs each process has its own and would evaluate a slightly different model.
     """
     if not _is_initialized():
         return
@@ -235,7 +238,7 @@ def sync_batch_norm_stats(model: nn.Module) -> None:
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether any process says so."""
+    """Whether the flag is set on any process."""
     return bool(all_reduce_sum(torch.tensor(float(flag)), device).item())
 
 

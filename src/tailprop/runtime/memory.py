@@ -1,4 +1,4 @@
-"""Memory a process has used."""
+"""Peak memory of the process."""
 
 import re
 import sys
@@ -13,9 +13,9 @@ __all__ = ["peak_bytes"]
 
 
 def peak_bytes() -> int:
-    """The most memory this process has used, 0 where the system does not say.
+    """Peak resident memory of this process; 0 where the system does not report it.
 
-    Linux hands ru_maxrss on to a new program, which starts with its parent's peak.
+    VmHWM is preferred: on Linux ru_maxrss survives exec, so a new program starts with its parent's peak.
     """
     status = Path("/proc/self/status")
     if status.is_file() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):

@@ -1,4 +1,4 @@
-"""Autocast by the name of a precision."""
+"""Autocast for a precision by name."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Where a number comes from: the machine, the versions and the commit behind it."""
+"""Provenance of a measurement: hardware, versions and commit."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ __all__ = ["provenance"]
 
 
 def provenance(device: str = "cpu") -> dict[str, str]:
-    """What has to stand beside a measured number."""
+    """Hardware, threads, versions and commit, to be stored with every measured number."""
     return {
         "hardware": _hardware(device),
         "threads": str(torch.get_num_threads()),
@@ -39,7 +39,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    here = Path(__file__).parent  # installed inside another repository, this file is not that repository's
+    here = Path(__file__).parent  # the package may be installed inside another repository, which does not track this file
     try:
         subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, check=True, timeout=10)
         described = subprocess.run(

@@ -1,4 +1,4 @@
-"""Random numbers: seeding, keeping and putting back every generator a process draws from."""
+"""Random number generators: seeding, saving and restoring every generator a process draws from."""
 
 import random
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _64_BITS = (1 << 64) - 1
 
 
 def mix_seeds(*numbers: int) -> int:
-    """One seed from several numbers: SplitMix64 over them, a tenth of the time of numpy's SeedSequence."""
+    """One seed from several numbers by SplitMix64, in a tenth of the time of numpy's SeedSequence."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & _64_BITS
@@ -27,14 +27,14 @@ def mix_seeds(*numbers: int) -> int:
 
 
 def seed_process(*numbers: int) -> None:
-    """Seed everything, GPUs too, from several numbers."""
+    """Seed every generator, including those of GPUs, from several numbers."""
     torch.manual_seed(mix_seeds(*numbers))
     _seed_others(mix_seeds(*numbers, 1))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed every generator a transform may draw from, and put them back afterwards."""
+    """Seed every generator a transform may draw from, and restore their states afterwards."""
     with preserve_rng_state():
         _seed_others(seed)
         torch.default_generator.manual_seed(seed)
@@ -48,25 +48,27 @@ def _seed_others(seed: int) -> None:
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Put every generator back afterwards. That takes half as long as cutting a small image: inside another one, and in a
-    loader process, which draws for nothing else, it does nothing.
+    """Restore the state of every generator afterwards.
+
+    That takes half as long as cropping a small image. So it does nothing when nested, and nothing in a loader process, where
+    the generators serve no other purpose.
     """
-    global _kept
-    if _kept or get_worker_info() is not None:
+    global _is_preserving
+    if _is_preserving or get_worker_info() is not None:
         yield
         return
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    _kept = True
+    _is_preserving = True
     try:
         yield
     finally:
-        _kept = False
+        _is_preserving = False
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
 
 
-_kept = False
+_is_preserving = False
 
 
 def get_rng_state(device: torch.device) -> dict[str, Any]:

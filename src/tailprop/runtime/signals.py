@@ -1,4 +1,4 @@
-"""Being asked to stop: by a cluster that takes the machine back, or by Ctrl-C."""
+"""Stop signals: SIGTERM from a cluster that preempts the job, SIGINT from Ctrl-C."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 __all__ = ["Interrupted", "handle_stop_signals"]
 
 
-_HEARD = b"\ntailprop: stopping after this step or evaluation; Ctrl-C again stops at once\n"
+_STOPPING = b"\ntailprop: stopping after this step or evaluation; Ctrl-C again stops at once\n"
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to stop, and did
@@ -17,24 +17,24 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the run was asked to
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.number = number
-        self.exit_code = 128 + number  # as shells have it
+        self.exit_code = 128 + number  # the convention of shells
 
 
 @contextmanager
 def handle_stop_signals(ask: Callable[[int], None], speak: bool = False) -> Iterator[None]:
-    """SIGTERM and SIGINT call `ask` with their number; a second Ctrl-C stops at once, and the first says so if it may speak."""
+    """SIGTERM and SIGINT call `ask` with their number; a second Ctrl-C stops at once. With `speak`, the first prints that."""
 
     def handle(number: int, _frame: object) -> None:
         ask(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if speak:
-                with suppress(OSError):  # Ctrl-C ends a `tee` behind us, too: a closed pipe
-                    os.write(2, _HEARD)  # not print: the signal may have come in the middle of one
+                with suppress(OSError):  # Ctrl-C also ends a `tee` that reads our output: a closed pipe
+                    os.write(2, _STOPPING)  # not print: the signal may have interrupted a print
 
     try:
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread: signals are somebody else's business
+    except ValueError:  # not the main thread: only that one may set signal handlers
         yield
         return
     try:

@@ -1,1 +1,1 @@
-"""What every layer may use: checks, files, text. No torch."""
+"""Helpers for every layer: checks, files, text. Imports no torch."""

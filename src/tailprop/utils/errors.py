@@ -1,4 +1,4 @@
-"""What an exception means to a user: missing memory, a loader process that died."""
+"""Exceptions a user can act on: out of memory, a loader process that died."""
 
 import re
 
@@ -6,15 +6,15 @@ __all__ = ["dead_loader", "missing_memory"]
 
 
 def dead_loader(error: BaseException) -> str | None:
-    """How a loader process ended, in PyTorch's words, if that is what an error is about."""
+    """How a loader process ended, in PyTorch's words; None if the error is about something else."""
     found = re.search(r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)", str(error))
     return found[1].rstrip(". ") if found else None
 
 
 def missing_memory(error: BaseException) -> str | None:
-    """What is said of memory that could not be had, by PyTorch ("Tried to allocate 2.00 GiB"), CUDA or Python; else nothing."""
+    """A description of an out-of-memory error of PyTorch ("Tried to allocate 2.00 GiB"), CUDA or Python; None for others."""
     if found := re.search(r"tried to allocate (\S+ \w+)", str(error), re.IGNORECASE):
-        return f"{found[1]} more were asked for"
+        return f"tried to allocate {found[1]}"
     if isinstance(error, MemoryError) or re.search("out of memory|ALLOC_FAILED", str(error)):
-        return str(error).splitlines()[0] if str(error) else "of the machine"
+        return str(error).splitlines()[0] if str(error) else "host memory"
     return None

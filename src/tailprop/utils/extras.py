@@ -1,4 +1,4 @@
-"""Optional packages: which extra of `pip install` brings each."""
+"""Optional packages and the extra of `pip install` that provides each."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["EXTRAS", "explain_missing_extras", "missing_extra"]
 
-# package: extra that brings it, beside what `pip install tailprop` does
+# package: the extra that installs it
 EXTRAS: Final = {
     **dict.fromkeys(("matplotlib", "rich", "skimage", "sklearn", "tensorboard", "tyro"), "train"),
     **dict.fromkeys(("datasets", "pyarrow"), "hf"),
@@ -17,7 +17,7 @@ EXTRAS: Final = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """What to install, in a sentence; none if the module is none of an extra's."""
+    """What to install, in a sentence; None if no extra provides the module."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return None

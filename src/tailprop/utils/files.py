@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place and moved into it."""
+"""Atomic writes: a file is written under a temporary name in the same folder, then renamed."""
 
 import errno
 import json
@@ -17,17 +17,18 @@ from tailprop.utils.errors import missing_memory
 
 __all__ = ["explain_write_errors", "write_atomically", "write_json"]
 
-PART = ".part"  # what is being written; a leftover means the process died, and is worthless
+PART = ".part"  # suffix of a file being written; a leftover means that the process died, and can be deleted
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], also: Path | None = None) -> None:
-    """Let `write` fill a file beside `path`, then put it in place: whoever looks sees the old file or the new one, whole.
+    """Let `write` fill a temporary file, then rename it to `path`: readers see the complete old file or the complete new one.
 
-    A link stays, and what it points to is replaced. A device or a pipe, such as /dev/stdout, is written to.
+    For a symbolic link the target is replaced. A device or a pipe, such as /dev/stdout, is written to directly.
+    With `also`, the same file appears under that second path first.
     """
     with explain_write_errors(path):
         if path.exists() and not path.is_file():
-            _pour(path, write)
+            _copy_to_stream(path, write)
         else:
             _replace(path.resolve(), write, also)
 
@@ -44,15 +45,15 @@ def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Say of what cannot be written where it was, and what to do."""
+    """Name the path and the fix in the error message when a write fails."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
-        if missing_memory(error) is not None:  # it was not the writing
+        if missing_memory(error) is not None:  # out of memory, not a failed write
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        hint = "; make room and try again" if _is_full_disk(error) else ""
-        raise OSError(f"cannot write {path} ({reason}); what was saved before is intact{hint}") from error
+        hint = "; free some disk space and try again" if _is_full_disk(error) else ""
+        raise OSError(f"cannot write {path} ({reason}); files saved before are intact{hint}") from error
 
 
 def _is_full_disk(error: Exception) -> bool:
@@ -68,7 +69,7 @@ def _replace(path: Path, write: Callable[[Path], object], also: Path | None) -> 
         write(part)
         with part.open("rb+") as file:
             os.fsync(file.fileno())
-        part.chmod(0o666 & ~_umask())  # safetensors makes its files for their owner alone
+        part.chmod(0o666 & ~_umask())  # safetensors creates files that only their owner can read
         if also is not None:
             _link(part, also.resolve())
         part.replace(path)
@@ -78,8 +79,8 @@ def _replace(path: Path, write: Callable[[Path], object], also: Path | None) -> 
     _sync_folder(path.parent)
 
 
-def _pour(path: Path, write: Callable[[Path], object]) -> None:
-    """By way of a file: torch wants to seek, and safetensors would put a file in the place of a device."""
+def _copy_to_stream(path: Path, write: Callable[[Path], object]) -> None:
+    """Write through a temporary file: torch needs to seek, and safetensors would replace a device by a file."""
     with TemporaryDirectory() as folder:
         whole = Path(folder, "whole")
         write(whole)
@@ -88,7 +89,7 @@ def _pour(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _umask() -> int:
-    """What new files are not allowed, which can only be read by setting it."""
+    """The process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -99,7 +100,7 @@ def _link(part: Path, path: Path) -> None:
     second.unlink(missing_ok=True)
     try:
         second.hardlink_to(part)
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         second.write_bytes(part.read_bytes())
     second.replace(path)
 

@@ -1,4 +1,4 @@
-"""Text for people: counts, lists, suggestions, and what came from outside."""
+"""Text for messages: counts, lists, suggestions, and escaped file names."""
 
 import difflib
 import unicodedata
@@ -20,17 +20,17 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def closest(name: str, known: Sequence[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The known names most like a given one."""
+    """The known names most similar to `name`."""
     return difflib.get_close_matches(name, known, n=most, cutoff=cutoff)
 
 
 def did_you_mean(name: str, known: Sequence[str], prefix: str = "", otherwise: str | None = None) -> str:
-    """A hint behind an unknown name: the nearest that exists, or what there is."""
+    """A hint for an unknown name: the closest known name, or all of them."""
     if close := closest(name, known):
         return f"did you mean {prefix}{close[0]}?"
-    return otherwise or f"there are {', '.join(known) or 'none'}"
+    return otherwise or f"choose one of {', '.join(known) or 'none'}"
 
 
 def printable(text: str) -> str:
-    """A file name fit for one line of a terminal: line breaks, control characters and bytes that are no text, escaped."""
+    """A file name for one line of a terminal: line breaks, control characters and undecodable bytes are escaped."""
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)

@@ -1,4 +1,4 @@
-"""Refusals that say what is wrong and how to fix it."""
+"""Argument checks whose errors say what is wrong and how to fix it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +12,17 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:  # written so that NaN is refused too
+    if not value >= least:  # written so that NaN is rejected too
         raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def check_between(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
-        raise ValueError(f"{name} lies between {least} and {most}, got {value}")
+        raise ValueError(f"{name} must be between {least} and {most}, got {value}")
 
 
 def check_output_file(option: str, path: Path | None) -> None:
-    """Before long work: a file that cannot be written where it is wanted."""
+    """Raise before long work if the output file cannot be written at `path`."""
     if path is None:
         return
     if path.is_dir():
@@ -31,7 +31,7 @@ def check_output_file(option: str, path: Path | None) -> None:
 
 
 def check_output_folder(option: str, path: Path) -> None:
-    """The same for a folder, which need not be there."""
+    """Raise if `path` cannot be a folder; it need not exist."""
     for at in (path, *path.parents):
         if at.exists():
             if not at.is_dir():
