@@ -1,4 +1,4 @@
-"""Prints the tests that `make quick` runs: a smoke set, and those beside whatever has changed since the last commit."""
+"""Print the tests that `make quick` runs: a smoke set, and the tests of files changed since the last commit."""
 
 import subprocess
 from pathlib import Path
@@ -21,7 +21,7 @@ def changed_files() -> list[Path]:
 
 
 def tests_beside(path: Path) -> list[Path]:
-    """The test of a module, or all tests of its folder where it has none of its own; a changed test is its own."""
+    """The tests of a changed file: its own test module, else all tests of its folder; a changed test runs itself."""
     if path.parts[0] == "tests":
         return [path] if path.name.startswith("test_") else []
     if path.parts[:2] != ("src", "tailprop"):

@@ -1,5 +1,5 @@
-"""Shared by all tests: one thread each, so that two workers share two cores; a fresh seed for every test;
-tables as wide as the program itself makes them, without colour.
+"""Fixtures of all tests: one thread, so that two pytest workers can share two cores; the same seed for every test;
+tables in their default width, without colour.
 """
 
 from collections.abc import Iterator

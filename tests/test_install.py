@@ -1,4 +1,4 @@
-"""The wheel in an environment that has only what `pip install tailprop` brings, and each extra by itself."""
+"""The wheel in an environment with only the dependencies of `pip install tailprop`, and with each extra alone."""
 
 import os
 import subprocess
@@ -20,8 +20,8 @@ SITE_PACKAGES = Path(sysconfig.get_paths()["purelib"])
 
 
 @cache
-def brought_by(name: str, extra: str = "") -> frozenset[str]:
-    """The distributions that pip installs with one, itself among them."""
+def installed_with(name: str, extra: str = "") -> frozenset[str]:
+    """The distributions that pip installs with a package, including itself."""
     found: dict[tuple[str, str], None] = {}
     waiting = [(name, extra)]
     while waiting:
@@ -44,9 +44,9 @@ def normalised(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-def test_a_bare_install_brings_what_torch_and_timm_bring_anyway() -> None:
-    assert brought_by("tailprop") - brought_by("torch") - brought_by("timm") == {"tailprop"}
-    assert len(brought_by("tailprop", "all")) > len(brought_by("tailprop")) + 20
+def test_minimal_install_adds_nothing_beyond_torch_and_timm() -> None:
+    assert installed_with("tailprop") - installed_with("torch") - installed_with("timm") == {"tailprop"}
+    assert len(installed_with("tailprop", "all")) > len(installed_with("tailprop")) + 20
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(folder: Path, wheel: Path, allowed: frozenset[str]) -> Path:
-    """A fresh environment with the wheel, and links to the allowed distributions of this one; its interpreter."""
+    """The interpreter of a new environment with the wheel and links to the allowed distributions of this one."""
     venv.create(folder, with_pip=False, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))
     with zipfile.ZipFile(wheel) as archive:
@@ -100,8 +100,8 @@ except ModuleNotFoundError as error:
 """
 
 
-def test_the_bare_wheel_has_the_backbone_and_says_what_is_missing(wheel: Path, tmp_path: Path) -> None:
-    python = environment(tmp_path / "env", wheel, brought_by("tailprop"))
+def test_bare_wheel_has_the_backbone_and_names_the_missing_extra(wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "env", wheel, installed_with("tailprop"))
     done = run(python, "-c", BACKBONE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "is not installed; pip install 'tailprop[train]' adds it" in done.stdout
@@ -129,13 +129,13 @@ import tailprop.commands.train, tailprop.studies.demo, tailprop.engine.launch
 @pytest.mark.parametrize(
     ("extra", "tasks"), [("train", ["classify"]), ("detect", ["detect"]), ("segment", ["segment"]), ("restore", ["restore"])]
 )
-def test_an_extra_is_enough_for_its_task(extra: str, tasks: list[str], wheel: Path, tmp_path: Path) -> None:
-    python = environment(tmp_path / "env", wheel, brought_by("tailprop", extra))
+def test_extra_is_sufficient_for_its_task(extra: str, tasks: list[str], wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "env", wheel, installed_with("tailprop", extra))
     done = run(python, "-c", IMPORTS.format(tasks=tasks), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_extra_that_is_advised_brings_what_is_missing() -> None:
+def test_every_suggested_extra_installs_the_missing_package() -> None:
     owners = packages_distributions()
     for module, extra in EXTRAS.items():
-        assert {normalised(name) for name in owners[module]} & brought_by("tailprop", extra), module
+        assert {normalised(name) for name in owners[module]} & installed_with("tailprop", extra), module

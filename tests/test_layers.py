@@ -2,7 +2,7 @@
 
     commands | studies -> classify | detect | segment | restore -> tasks.common -> engine | data -> runtime | backbone -> utils
 
-`backbone` imports nothing but torch, timm and the standard library, so that it can be lifted out alone.
+`backbone` imports nothing but torch, timm and the standard library, so that it can be used on its own.
 """
 
 import ast
@@ -27,17 +27,17 @@ LAYERS = [
     ("tailprop.runtime", "tailprop.backbone"),
     ("tailprop.utils",),
 ]
-ROOMS = {room: depth for depth, row in enumerate(LAYERS) for room in row}
+DEPTH = {folder: depth for depth, row in enumerate(LAYERS) for folder in row}
 MAIN = {"tailprop_cli", "tailprop.__main__"}  # above everything
 
 
-def room_of(module: str) -> str:
-    """The deepest room a module lies in."""
-    return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len)
+def folder_of(module: str) -> str:
+    """The innermost layer folder of a module."""
+    return max((folder for folder in DEPTH if module == folder or module.startswith(f"{folder}.")), key=len)
 
 
 def imports_of(module: str, source: str) -> Iterator[str]:
-    """Modules that a source imports, wherever in it, relative ones resolved."""
+    """Modules that a source imports, at any level, with relative imports resolved."""
     package = module.split(".")[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -56,18 +56,18 @@ def is_module(name: str) -> bool:
 
 
 def violations(module: str, source: str) -> list[str]:
-    room = room_of(module)
+    folder = folder_of(module)
     found = []
     for name in imports_of(module, source):
-        if room == "tailprop.backbone" and name.split(".")[0] not in {*sys.stdlib_module_names, "torch", "timm", "tailprop"}:
-            found.append(f"{module} imports {name}: backbone has only torch and timm")
+        if folder == "tailprop.backbone" and name.split(".")[0] not in {*sys.stdlib_module_names, "torch", "timm", "tailprop"}:
+            found.append(f"{module} imports {name}: backbone may import only torch and timm")
         if name.split(".")[0] != "tailprop" or name == "tailprop":
             continue
-        other = room_of(name)
-        if room == "tailprop.backbone" and other != room:
-            found.append(f"{module} imports {name}: backbone stands alone")
-        elif other != room and ROOMS[other] <= ROOMS[room]:
-            found.append(f"{module} imports {name}, which is {'beside' if ROOMS[other] == ROOMS[room] else 'above'} it")
+        other = folder_of(name)
+        if folder == "tailprop.backbone" and other != folder:
+            found.append(f"{module} imports {name}: backbone must not import other folders")
+        elif other != folder and DEPTH[other] <= DEPTH[folder]:
+            found.append(f"{module} imports {name}, which is {'beside' if DEPTH[other] == DEPTH[folder] else 'above'} it")
     return found
 
 
@@ -97,11 +97,11 @@ def test_every_module_imports_downwards() -> None:
         ("tailprop.utils.text", "from tailprop.runtime.distributed import World"),
     ],
 )
-def test_a_planted_violation_is_found(module: str, source: str) -> None:
+def test_import_violation_is_detected(module: str, source: str) -> None:
     assert violations(module, source)
 
 
-def test_what_is_allowed_is_not_found() -> None:
+def test_allowed_imports_pass() -> None:
     allowed = "import math\nimport torch\nfrom timm.layers import DropPath\nfrom .dct import dct2"
     assert not violations("tailprop.backbone.model", allowed)
     assert not violations("tailprop.tasks.detect.task", "from tailprop.tasks.common.task import BaseTask\nimport numpy")
@@ -113,7 +113,7 @@ def test_utils_need_no_torch() -> None:
             assert "torch" not in {imported.split(".")[0] for imported in imports_of(name, source)}, name
 
 
-def test_the_rooms_stay_small() -> None:
+def test_folders_stay_small() -> None:
     top = list((SOURCE / "tailprop").glob("*.py"))
     assert len(top) <= 3, top
     sources = [*(SOURCE).rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
@@ -121,12 +121,12 @@ def test_the_rooms_stay_small() -> None:
     assert not long, long
 
 
-@pytest.mark.parametrize("room", ["engine", "data", "runtime", "utils", "commands"])
-def test_no_task_is_named_outside_its_folder(room: str) -> None:
-    """The engine and the commands know tasks by their description: no task's class, metric or file stands in them."""
+@pytest.mark.parametrize("folder", ["engine", "data", "runtime", "utils", "commands"])
+def test_task_names_appear_only_in_their_folder(folder: str) -> None:
+    """The engine and the commands use tasks through their spec: no class, metric or file name of a task occurs in them."""
     words = {"top1", "miou", "box_ap", "psnr", "Classification", "Detection", "Segmentation", "Restoration"}
     words |= {"confusion.png", "predictions.jpg", "restored.png", "coco_results.json"}
-    for path in (SOURCE / "tailprop" / room).rglob("*.py"):
+    for path in (SOURCE / "tailprop" / folder).rglob("*.py"):
         strings = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
         names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
         assert not words & (names | {s for s in strings if isinstance(s, str)}), path

@@ -1,4 +1,4 @@
-"""Graphs and number formats: compile, export, ONNX, BF16."""
+"""Captured graphs and precisions: compile, export, ONNX, BF16."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,8 +67,8 @@ def test_compiled_training_step(mixer: str) -> None:
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-3, atol=1e-4)
 
 
-def test_eager_resumes_after_capture() -> None:
-    """Nothing of a captured graph may stay behind in the caches."""
+def test_eager_mode_works_after_capture() -> None:
+    """No tensor of a captured graph may stay in the caches."""
     model, x = tiny_net().eval(), torch.randn(1, 3, 40, 56)
     before = model(x)
     torch.export.export(model, (x,))
@@ -76,7 +76,7 @@ def test_eager_resumes_after_capture() -> None:
 
 
 def dynamic_size() -> dict[int, torch.export.Dim]:
-    """From 33 px: at 32 the last map is a single point, and PyTorch gives size 1 a graph of its own."""
+    """From 33 px: at 32 the last map is a single position, and PyTorch specializes graphs for size 1."""
     return {2: torch.export.Dim("height", min=33, max=1024), 3: torch.export.Dim("width", min=33, max=1024)}
 
 

@@ -1,4 +1,4 @@
-"""The transforms against scipy, and the cache that feeds them."""
+"""The transforms against scipy, and their cache."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def scipy_dct2(x: Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(("h", "w"), SIZES)
-def test_dct2_is_scipys(h: int, w: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_dct2_matches_scipy(h: int, w: int, dtype: torch.dtype, tolerance: float) -> None:
     x = torch.randn(2, h, w, 3, dtype=dtype)
     assert np.abs(dct2(x).double().numpy() - scipy_dct2(x)).max() <= tolerance
     back = scipy.fft.idctn(x.double().numpy(), type=2, norm="ortho", axes=(-3, -2))
@@ -69,7 +69,7 @@ def test_frequency_grid() -> None:
     assert frequency_grid(4, 6, torch.zeros(1, dtype=torch.bfloat16)).dtype == torch.float32
 
 
-def test_basis_is_built_once_and_bounded() -> None:
+def test_basis_cache_is_used_and_bounded() -> None:
     like = torch.zeros(1)
     assert dct_basis(11, like) is dct_basis(11, like)
     assert dct_basis(11, like) is not dct_basis(11, like.double())
@@ -78,7 +78,7 @@ def test_basis_is_built_once_and_bounded() -> None:
     assert spectral._cached_basis.cache_info().currsize <= 256
 
 
-def test_basis_made_in_inference_mode_serves_training() -> None:
+def test_basis_cached_in_inference_mode_works_in_training() -> None:
     spectral._cached_basis.cache_clear()
     with torch.inference_mode():
         dct2(torch.randn(1, 10, 11, 2))
@@ -87,7 +87,7 @@ def test_basis_made_in_inference_mode_serves_training() -> None:
     assert x.grad is not None
 
 
-def test_fake_and_functional_tensors_leave_the_cache_clean() -> None:
+def test_fake_and_functional_tensors_do_not_enter_the_cache() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     spectral._cached_basis.cache_clear()
@@ -103,6 +103,6 @@ def test_fake_and_functional_tensors_leave_the_cache_clean() -> None:
 @pytest.mark.parametrize(
     ("x", "message"), [(torch.zeros(3, 4), "at least 3 axes"), (torch.zeros(1, 3, 4, 2, dtype=torch.uint8), "floating-point")]
 )
-def test_refusals(x: Tensor, message: str) -> None:
+def test_invalid_maps_raise(x: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dct2(x)

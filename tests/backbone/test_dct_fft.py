@@ -1,4 +1,4 @@
-"""Large maps: the FFT route against scipy and against the matrix route, in strips and under autograd."""
+"""Large maps: the FFT against scipy and against the matrix product, in strips and under autograd."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ LARGE_SIZES = [(257, 5), (1, 258), (300, 300), (521, 258), (512, 3), (3, 1031), 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(("h", "w"), LARGE_SIZES)
-def test_large_maps_are_scipys(h: int, w: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_large_maps_match_scipy(h: int, w: int, dtype: torch.dtype, tolerance: float) -> None:
     x = torch.randn(2, h, w, 2, dtype=dtype)
     raw = x.double().numpy()
     assert np.abs(dct2(x).double().numpy() - scipy.fft.dctn(raw, type=2, norm="ortho", axes=(-3, -2))).max() <= tolerance
@@ -24,7 +24,7 @@ def test_large_maps_are_scipys(h: int, w: int, dtype: torch.dtype, tolerance: fl
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 257])
-def test_fft_is_the_matrix_at_any_length(n: int) -> None:
+def test_fft_matches_the_matrix_at_any_length(n: int) -> None:
     x = torch.randn(2, n, 3, dtype=torch.float64)
     torch.testing.assert_close(fast.dct_fft(x, 1), dct_basis(n, x) @ x, rtol=0, atol=1e-12)
     torch.testing.assert_close(fast.idct_fft(x, 1), dct_basis(n, x).mT @ x, rtol=0, atol=1e-12)
@@ -51,8 +51,8 @@ def test_half_precision_of_large_maps() -> None:
 
 
 @pytest.mark.parametrize(("h", "w"), [(300, 40), (40, 300), (270, 280)])
-def test_strips_give_what_the_whole_gives(h: int, w: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "STRIP_BYTES", 50_000)  # many strips, the last one short
+def test_strips_match_the_whole_map(h: int, w: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "STRIP_BYTES", 50_000)  # many strips, the last one shorter
     x, response = torch.randn(2, h, w, 3, dtype=torch.float64), torch.rand(2, h, w, 3, dtype=torch.float64)
     asked: list[slice] = []
 
@@ -92,7 +92,7 @@ def test_mixers_with_and_without_strips(kind: type[torch.nn.Module], monkeypatch
         torch.testing.assert_close(mixer(*arguments), with_gradients.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_small_and_captured_maps_keep_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_and_captured_maps_use_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> torch.Tensor:
         raise AssertionError("the FFT has no place here")
 
@@ -106,8 +106,8 @@ def test_small_and_captured_maps_keep_the_matrix(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(compiled(y), y, rtol=0, atol=1e-5)
 
 
-def test_no_response_of_the_whole_map_is_made() -> None:
-    """Peak memory of a filter without gradients: one copy of the map and some strips, measured by what is asked for."""
+def test_filter_never_allocates_the_whole_response() -> None:
+    """Peak memory of a filter without gradients is one copy of the map and some strips, by its allocations."""
     largest = 0
     x = torch.randn(1, 1024, 512, 32)
     mixer = TailPropagation(32)

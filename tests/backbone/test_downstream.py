@@ -1,4 +1,4 @@
-"""The backbones inside other people's detectors and decoders."""
+"""The backbones in detectors and decoders of other packages."""
 
 from collections import OrderedDict
 
@@ -15,7 +15,7 @@ import tailprop  # noqa: F401 - registers the models
 
 
 class PyramidBackbone(nn.Module):
-    """What torchvision's detectors want: a dict of maps, all of one width."""
+    """A backbone for torchvision's detectors: a dict of maps with equal width."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def test_mask_rcnn() -> None:
     target = {"boxes": torch.tensor([[30.0, 20.0, 100.0, 60.0]]), "labels": torch.tensor([1]), "masks": masks}
     losses = model.train()([image], [target])
     sum(losses.values()).backward()
-    # the final norm belongs to the classifier's path; a pyramid takes each stage as it is
+    # the final norm belongs to the classifier; a pyramid uses the outputs of the stages
     assert all_reached(model.backbone.body.model.stages)
     with torch.no_grad():
         (found,) = model.eval()([image])
@@ -57,6 +57,6 @@ def test_mask_rcnn() -> None:
 
 @pytest.mark.parametrize("stride", [8, 16])
 def test_deeplab(stride: int) -> None:
-    """It asks its encoder for `output_stride`."""
+    """It sets `output_stride` of its encoder."""
     model = smp.DeepLabV3Plus("tu-tailprop_pico", encoder_weights=None, encoder_output_stride=stride, classes=3).eval()
     assert model(torch.randn(1, 3, 64, 96)).shape == (1, 3, 64, 96)

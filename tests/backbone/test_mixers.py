@@ -1,4 +1,4 @@
-"""Heat, wave, attention and the control: right by themselves, and alike from outside."""
+"""Heat, wave, attention and identity: correctness and common interface."""
 
 import math
 
@@ -10,7 +10,7 @@ from tailprop import HeatConduction, NoPropagation, SelfAttention, WavePropagati
 from tailprop.backbone.mixers import heat_conduct, resample_embedding, wave_propagate
 
 
-def test_heat_at_one_diffusivity_is_the_gaussian_end() -> None:
+def test_heat_with_constant_diffusivity_is_gaussian() -> None:
     x = torch.randn(2, 9, 7, 4, dtype=torch.float64)
     k = torch.full((9, 7, 4), 1.3, dtype=torch.float64)
     torch.testing.assert_close(heat_conduct(x, k), tail_propagate(x, (1.3,), orders=(2.0,)), rtol=0, atol=1e-12)
@@ -30,7 +30,7 @@ def test_wave_solves_its_equation() -> None:
     before, now, after = (coefficients(1.0 + s * dt) for s in (-1, 0, 1))
     rho = (math.pi * torch.arange(h) / h)[:, None] ** 2 + (math.pi * torch.arange(w) / w) ** 2
     residual = (after - 2 * now + before) / dt**2 + a * (after - before) / (2 * dt) + v**2 * rho * now
-    moving = v**2 * rho > (a / 2) ** 2  # the equation's own formula is for the underdamped coefficients
+    moving = v**2 * rho > (a / 2) ** 2  # the formula is for underdamped coefficients
     assert residual[moving].abs().max() < 1e-4
     torch.testing.assert_close(coefficients(0.0), start)
     torch.testing.assert_close(((coefficients(dt) - start) / dt)[moving], start[moving], rtol=2e-2, atol=2e-2)
@@ -47,13 +47,13 @@ def test_attention_against_plain_softmax() -> None:
     torch.testing.assert_close(module(x), torch.cat(heads, -1).reshape(2, 3, 5, 64), rtol=1e-4, atol=1e-5)
 
 
-def test_attention_refuses_odd_widths() -> None:
+def test_attention_rejects_indivisible_widths() -> None:
     with pytest.raises(ValueError, match="48 channels and head_dim 32"):
         SelfAttention(48)
 
 
 @pytest.mark.parametrize("rival", [HeatConduction, WavePropagation])
-def test_embedded_rivals_have_gradients_everywhere(rival: type[torch.nn.Module]) -> None:
+def test_mixers_with_embedding_have_all_gradients(rival: type[torch.nn.Module]) -> None:
     module = rival(8)
     embedding = torch.randn(6, 5, 8, requires_grad=True)
     x = torch.randn(2, 6, 5, 8, requires_grad=True)
@@ -63,12 +63,12 @@ def test_embedded_rivals_have_gradients_everywhere(rival: type[torch.nn.Module])
         assert torch.isfinite(tensor.grad).all()
 
 
-def test_control_passes_nothing_on() -> None:
+def test_identity_mixer_passes_no_information() -> None:
     x = torch.randn(1, 4, 4, 8)
     assert NoPropagation(8)(x) is x
 
 
-def test_embedding_is_resampled_with_its_ends_fixed() -> None:
+def test_resampled_embedding_keeps_its_corners() -> None:
     embedding = torch.arange(5.0)[:, None, None].expand(5, 3, 2)
     y = resample_embedding(embedding, torch.zeros(1, 9, 3, 2))
     torch.testing.assert_close(y[:, 0, 0], torch.linspace(0, 4, 9))

@@ -1,4 +1,4 @@
-"""The MLP: plain in training, in slices without gradients, and open to adapters and functional transforms."""
+"""The MLP: whole in training, sliced without gradients, compatible with adapters and functional transforms."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The backbones: cost, shapes, sizes, variants, gradients, what they refuse."""
+"""The backbones: cost, shapes, sizes, variants, gradients, errors."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ ODD_SIZES = [(32, 32), (33, 47), (65, 32), (64, 129)]
 
 
 def tiny_net(**kwargs: Any) -> TailProp:
-    """A network with every part of the real ones that runs in milliseconds."""
+    """A network with every part of the registered models that runs in milliseconds."""
     return TailProp(**(dict(depths=(1, 1, 2, 1), dims=(16, 32, 32, 64), num_classes=5, img_size=64) | kwargs))
 
 
@@ -54,7 +54,7 @@ def test_any_size_with_any_mixer(mixer: str, h: int, w: int) -> None:
 
 
 @pytest.mark.parametrize("mixer", [m for m in MIXERS if m not in ("heat", "wave")])
-def test_no_parameter_knows_the_image_size(mixer: str) -> None:
+def test_parameters_do_not_depend_on_image_size(mixer: str) -> None:
     shapes = [[p.shape for p in tiny_net(mixer=mixer, img_size=s, **head_dim(mixer)).parameters()] for s in (64, 224)]
     assert shapes[0] == shapes[1]
 
@@ -90,7 +90,7 @@ def test_other_inputs(in_chans: int) -> None:
     assert tiny_net(in_chans=in_chans)(torch.randn(1, in_chans, 40, 40)).shape == (1, 5)
 
 
-def test_settings_of_the_operator_go_through() -> None:
+def test_mixer_args_reach_the_operator() -> None:
     model = tiny_net(mixer_args=dict(orders=(2.0, 1.5, 0.5), scale_per_channel=True))
     mixer = model.stages[2].layers[1].block.mixer
     assert mixer.orders == (2.0, 1.5, 0.5)
@@ -167,7 +167,7 @@ def test_forward_mode_derivatives() -> None:
     torch.testing.assert_close(tangent, difference, rtol=5e-2, atol=1e-3)
 
 
-def test_stochastic_depth_and_dropout_are_at_work() -> None:
+def test_stochastic_depth_and_dropout_have_an_effect() -> None:
     x = torch.randn(8, 3, 32, 32)
     for settings in (dict(drop_path_rate=0.9), dict(drop_rate=0.9)):
         model = tiny_net(**settings).train()
@@ -197,7 +197,7 @@ def test_every_name_is_registered() -> None:
         (dict(mixer_args=dict(gate="soft")), "unknown gate 'soft'"),
         (dict(mixer_args=dict(orders=(2.0, -1.0))), r"\(0, 2\], got -1.0"),
         (dict(num_classes=-1), "num_classes must be at least 1, or 0 for a model without a classifier; got -1"),
-        (dict(drop_path_rate=1.5), r"drop_path_rate lies in \[0, 1\), got 1.5"),
+        (dict(drop_path_rate=1.5), r"drop_path_rate must be in \[0, 1\), got 1.5"),
         (dict(in_chans=0), "in_chans must be at least 1, got 0"),
         (dict(dims=(15, 32, 32, 64)), r"dims\[0\] must be even"),
         (dict(depths=(1, 1)), "one entry for each stage"),
@@ -244,7 +244,7 @@ def test_output_stride(mixer: str, output_stride: int) -> None:
     assert shapes == [(64 // r, 96 // r) for r in reductions]
 
 
-def test_weights_of_one_output_stride_fit_another_and_mean_the_same() -> None:
+def test_weights_transfer_between_output_strides() -> None:
     """A smooth map at twice the resolution is propagated as far, in image pixels, as at the usual one."""
     usual, dense = TailPropagation(4, scale_init=3.0), TailPropagation(4, scale_init=3.0)
     dense.load_state_dict(usual.state_dict())
@@ -258,6 +258,6 @@ def test_weights_of_one_output_stride_fit_another_and_mean_the_same() -> None:
     torch.testing.assert_close(dense(fine), reference, atol=1e-5, rtol=1e-4)
 
 
-def test_an_output_stride_there_is_not() -> None:
-    with pytest.raises(ValueError, match="output_stride is 8, 16 or 32, got 4"):
+def test_invalid_output_stride() -> None:
+    with pytest.raises(ValueError, match="output_stride must be 8, 16 or 32, got 4"):
         timm.create_model("tailprop_pico", output_stride=4)

@@ -1,4 +1,4 @@
-"""The operator against its reference, its physics and its promises."""
+"""The operator against its reference, its analytic properties and its documented behaviour."""
 
 import math
 from typing import Any
@@ -21,8 +21,8 @@ SETTINGS: dict[str, dict[str, Any]] = VARIANTS | BEYOND
 MAPS = [(8, 8), (7, 12), (1, 9), (56, 40)]
 
 
-def shaken(dim: int, dtype: torch.dtype = torch.float32, **settings: Any) -> TailPropagation:
-    """A module away from its initial values, so that every part of it matters."""
+def perturbed(dim: int, dtype: torch.dtype = torch.float32, **settings: Any) -> TailPropagation:
+    """A module with perturbed parameters, so that every part has an effect."""
     module = TailPropagation(dim, **settings, dtype=dtype)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -36,8 +36,8 @@ def reference(module: TailPropagation, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("h", "w"), MAPS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_fast_is_the_reference(name: str, h: int, w: int) -> None:
-    module = shaken(16, **SETTINGS[name])
+def test_fast_path_matches_the_reference(name: str, h: int, w: int) -> None:
+    module = perturbed(16, **SETTINGS[name])
     x = (2 * torch.rand(2, h, w, 16) - 1).requires_grad_()  # a map of magnitude 1
     fast, slow = module(x), reference(module, x)
     assert (fast - slow).abs().max() <= 1e-6
@@ -52,7 +52,7 @@ def test_fast_is_the_reference(name: str, h: int, w: int) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_gradcheck(name: str) -> None:
-    module = shaken(3, torch.float64, **SETTINGS[name], gate_reduction=1)
+    module = perturbed(3, torch.float64, **SETTINGS[name], gate_reduction=1)
     x = torch.randn(2, 3, 4, 3, dtype=torch.float64, requires_grad=True)
     parameters = tuple(module.parameters())
     names = [n for n, _ in module.named_parameters()]
@@ -71,15 +71,15 @@ def test_ends_of_the_mix_are_semigroups(lam: float) -> None:
     torch.testing.assert_close(twice, tail_propagate(x, (2.3, 2.3), weights), rtol=0, atol=1e-12)
 
 
-def test_a_real_mix_is_no_semigroup() -> None:
+def test_mix_is_not_a_semigroup() -> None:
     x = torch.randn(1, 12, 9, 2, dtype=torch.float64)
     twice = tail_propagate(tail_propagate(x, (0.7, 0.7)), (1.6, 1.6))
     assert (twice - tail_propagate(x, (2.3, 2.3))).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_mean_is_kept(name: str) -> None:
-    module, x = shaken(8, **SETTINGS[name]), torch.randn(3, 11, 6, 8)
+def test_mean_is_preserved(name: str) -> None:
+    module, x = perturbed(8, **SETTINGS[name]), torch.randn(3, 11, 6, 8)
     assert (module.explain(x).mixed[:, 0, 0] == 1).all()  # exactly
     torch.testing.assert_close(module(x).mean((1, 2)), x.mean((1, 2)), rtol=0, atol=1e-6)
 
@@ -101,7 +101,7 @@ def test_impulse_is_the_gaussian_kernel() -> None:
 
 
 def test_impulse_is_the_cauchy_kernel() -> None:
-    """t / (2 pi (t^2 + r^2)^1.5), whose tail reaches the border of any map; so away from the border, to its mirror images."""
+    """t / (2 pi (t^2 + r^2)^1.5) and its mirror images, compared away from the border, which the tail always reaches."""
     t, size = 6.0, 801
     y, r = impulse_response(size, t, 1.0)
     expected = t / (2 * math.pi * (t**2 + r**2) ** 1.5)
@@ -119,19 +119,19 @@ def test_heavy_tail_outweighs_light_tail_far_away() -> None:
 
 def test_content_gate_differs_by_sample_and_channel_and_others_do_not() -> None:
     x = torch.randn(2, 5, 5, 8) * torch.tensor([1.0, 5.0])[:, None, None, None]
-    content = shaken(8).explain(x).lam
+    content = perturbed(8).explain(x).lam
     assert content.shape == (2, 8)
     assert ((content > 0) & (content < 1)).all()
     assert content.std(0).min() > 0
     assert content.std(1).min() > 0
-    learned = shaken(8, gate="learned").explain(x).lam
+    learned = perturbed(8, gate="learned").explain(x).lam
     assert learned.std(0).max() == 0
     assert learned.std(1).min() > 0
-    assert (shaken(8, gate="fixed").explain(x).lam == 0.5).all()
+    assert (perturbed(8, gate="fixed").explain(x).lam == 0.5).all()
 
 
-def test_two_order_softmax_is_the_papers_sigmoid() -> None:
-    module, x = shaken(8), torch.randn(3, 4, 5, 8)
+def test_softmax_of_two_orders_is_the_papers_sigmoid() -> None:
+    module, x = perturbed(8), torch.randn(3, 4, 5, 8)
     assert module.gate_mlp is not None
     expected = torch.sigmoid(module.gate_mlp(x)[:, 0])
     weights = module.weights(x)
@@ -141,7 +141,7 @@ def test_two_order_softmax_is_the_papers_sigmoid() -> None:
 
 
 def test_explain_agrees_with_forward() -> None:
-    module, x = shaken(8), torch.randn(2, 6, 7, 8)
+    module, x = perturbed(8), torch.randn(2, 6, 7, 8)
     inner = module.explain(x)
     h_g, h_c = inner.responses.unbind(1)
     lam = inner.lam[:, None, None, :]
@@ -156,7 +156,7 @@ def test_explain_agrees_with_forward() -> None:
     torch.testing.assert_close(h_c[1, ..., 3], torch.exp(-k_c * rho.sqrt()))
 
 
-def test_scales_start_where_told_and_stay_positive() -> None:
+def test_initial_scales_and_positivity() -> None:
     module = TailPropagation(8, scale_init=(0.3, 1.7))
     torch.testing.assert_close(module.scales().flatten(), torch.tensor([0.3, 1.7]))
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_extreme_scales_stay_finite(scale: float) -> None:
 
 
 def test_gate_is_equation_8() -> None:
-    module, x = shaken(16), torch.randn(3, 4, 5, 16)
+    module, x = perturbed(16), torch.randn(3, 4, 5, 16)
     assert module.gate_mlp is not None
     fc1, fc2 = module.gate_mlp.fc1, module.gate_mlp.fc2
     pooled = x.sum((1, 2)) / 20
@@ -189,14 +189,14 @@ def test_gate_is_equation_8() -> None:
 
 
 @pytest.mark.parametrize("mode", ["learned", "content"])
-def test_orders_start_where_told(mode: str) -> None:
+def test_initial_orders(mode: str) -> None:
     module = TailPropagation(8, orders=(1.5, 0.8), order_mode=mode)
     orders = module.explain(torch.zeros(1, 4, 4, 8)).orders[0, :, 0]
     torch.testing.assert_close(orders, torch.tensor([1.5, 0.8]), rtol=1e-3, atol=0)
 
 
 def test_response_is_float32_under_autocast() -> None:
-    module, x = shaken(16), torch.randn(2, 14, 14, 16)
+    module, x = perturbed(16), torch.randn(2, 14, 14, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inner = module.explain(x.bfloat16())
         y = module(x.bfloat16())
@@ -205,13 +205,13 @@ def test_response_is_float32_under_autocast() -> None:
     torch.testing.assert_close(y.float(), module(x), rtol=5e-2, atol=5e-2)
 
 
-def test_state_holds_parameters_only() -> None:
+def test_state_dict_has_parameters_only() -> None:
     module = TailPropagation(16)
     module(torch.randn(1, 9, 5, 16))
     assert set(module.state_dict()) == {name for name, _ in module.named_parameters()}
 
 
-def test_stable_response_is_one_at_rest_with_finite_gradients() -> None:
+def test_stable_response_is_one_at_zero_with_finite_gradients() -> None:
     order = torch.tensor(1.0, requires_grad=True)
     scale = torch.tensor(2.0, requires_grad=True)
     y = stable_response(torch.tensor([0.0, 1.0]), scale, order)
@@ -226,9 +226,9 @@ def test_stable_response_is_one_at_rest_with_finite_gradients() -> None:
     [
         (dict(gate="contents"), "unknown gate 'contents'; choose one of 'content', 'learned', 'fixed'"),
         (dict(order_mode="free"), "unknown order_mode 'free'"),
-        (dict(orders=(2.5, 1.0)), r"a stable order lies in \(0, 2\], got 2.5"),
-        (dict(orders=(0.0,)), r"a stable order lies in \(0, 2\], got 0.0"),
-        (dict(orders=()), "at least one order"),
+        (dict(orders=(2.5, 1.0)), r"a stable order must be in \(0, 2\], got 2.5"),
+        (dict(orders=(0.0,)), r"a stable order must be in \(0, 2\], got 0.0"),
+        (dict(orders=()), "give at least one"),
         (dict(scale_init=0.0), "scale_init must be finite and above 0.0002, got 0.0"),
         (dict(scale_init=math.nan), "got nan"),
         (dict(scale_init=(0.1, 0.2, 0.3)), "got 3 for 2 orders"),
@@ -246,7 +246,7 @@ def test_bad_arguments_of_the_function() -> None:
     with pytest.raises(ValueError, match="3 scales, 3 weights and 2 orders"):
         tail_propagate(x, (1.0, 1.0, 1.0))
     for arguments, message in (
-        (dict(x=x, scales=(1.0,), orders=(3.0,)), "lies in"),
+        (dict(x=x, scales=(1.0,), orders=(3.0,)), "must be in"),
         (dict(x=x[0], scales=(1.0, 1.0)), "channels-last map"),
         (dict(x=x, scales=1.0), "a value for each order"),
         (dict(x=x, scales=(-1.0, 1.0)), "not negative, got -1.0"),

@@ -57,7 +57,7 @@ def load_timm_tests() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # marks that timm's own configuration declares
+        warnings.simplefilter("ignore")  # about marks that timm's configuration declares
         spec.loader.exec_module(module)
     return module
 
@@ -67,7 +67,7 @@ def timm_tests() -> ModuleType:
     return load_timm_tests()
 
 
-# torchvision's tracer says so of every network with stochastic depth
+# torchvision's tracer warns about every network with stochastic depth
 @pytest.mark.filterwarnings("ignore:NOTE. The nodes obtained by tracing the model")
 @pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize("test", CONTRACT)
@@ -75,6 +75,6 @@ def test_timm(timm_tests: ModuleType, test: str, model_name: str) -> None:
     getattr(timm_tests, test)(model_name, **CONTRACT[test])
 
 
-def test_nothing_of_the_contract_is_left_out(timm_tests: ModuleType) -> None:
+def test_no_timm_test_is_missing(timm_tests: ModuleType) -> None:
     names = {name for name, f in inspect.getmembers(timm_tests, inspect.isfunction) if name.startswith("test_model_")}
     assert names == set(CONTRACT) | NOT_OURS

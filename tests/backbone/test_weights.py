@@ -1,4 +1,4 @@
-"""vHeat's published weights in our modules."""
+"""Loading vHeat's published weights, and warm starts."""
 
 import json
 import os
@@ -21,13 +21,13 @@ from tailprop.engine.config import ModelConfig
 from tailprop.tasks.classify.model import create_model
 from tests.helpers import FIXTURES
 
-# Names and shapes of a small vHeat's state dict, and the logits its published code gives for weights drawn as the file says.
+# Names and shapes of a small vHeat's state dict, and the logits of its published code for weights drawn as in the file.
 PUBLISHED = json.loads((FIXTURES / "vheat_published.json").read_text())
 
 
 def published(case: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """State dict, images and logits of one case."""
-    rng = np.random.RandomState(0)  # the stream that made the file
+    rng = np.random.RandomState(0)  # the generator that made the file
 
     def draw(shape: Any) -> Tensor:
         return torch.from_numpy(rng.standard_normal(tuple(shape))).float()
@@ -43,7 +43,7 @@ def small(case: str, **kwargs: Any) -> TailProp:
 
 
 def save_as_vheat_does(state: dict[str, Tensor], path: Path) -> None:
-    """vHeat pickles its yacs configuration beside the weights; yacs need not be installed to read the file."""
+    """vHeat's checkpoints contain a pickled yacs configuration; reading them must not need yacs."""
     yacs = ModuleType("yacs.config")
     node = type("CfgNode", (dict,), {"__module__": "yacs.config"})
     setattr(yacs, node.__name__, node)
@@ -58,7 +58,7 @@ def save_as_vheat_does(state: dict[str, Tensor], path: Path) -> None:
 def test_published_weights_give_published_logits(case: str) -> None:
     state, images, logits = published(case)
     model = small(case, mixer="heat")
-    model.load_state_dict(checkpoint_filter_fn(state, model))  # strict: every tensor has its place
+    model.load_state_dict(checkpoint_filter_fn(state, model))  # strict: every tensor is used
     torch.testing.assert_close(model(images), logits, rtol=1e-4, atol=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_embeddings_follow_the_image_size() -> None:
     assert model.stages[0].freq_embed.shape == (24, 32, 16)
 
 
-def test_tailprop_takes_what_fits_and_says_what_does_not() -> None:
+def test_warm_start_of_tailprop_from_vheat_is_reported() -> None:
     state, images, _ = published("pre")
     model = small("pre", num_classes=3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -96,31 +96,31 @@ def test_tailprop_takes_what_fits_and_says_what_does_not() -> None:
     assert set(report.misfits) == {"head.fc.weight", "head.fc.bias"}
     assert all("to_k" in name or "freq_embed" in name for name in report.unused)
     assert set(report.taken) | set(report.fresh) == set(after)
-    assert f"{len(report.taken)} of {len(after)} tensors taken" in str(report)
+    assert f"{len(report.taken)} of {len(after)} tensors loaded" in str(report)
     assert "different shape (2): head.fc.bias" in str(report)
     assert torch.isfinite(model(images)).all()
 
 
-def test_our_own_weights_pass_unchanged() -> None:
+def test_own_weights_are_unchanged_by_the_filter() -> None:
     model = small("pre")
     report = warm_start(model, small("pre").state_dict())
     assert (report.misfits, report.unused, report.fresh) == ((), (), ())
 
 
-def test_weights_that_name_another_model_are_refused_unless_they_fill_half_of_it(tmp_path: Path) -> None:
+def test_weights_of_another_model_raise_unless_they_fill_half(tmp_path: Path) -> None:
     pico = timm.create_model("tailprop_pico", num_classes=5)
     save_file(pico.state_dict(), tmp_path / "pico.safetensors", {"architecture": "tailprop_pico"})
-    with pytest.raises(ValueError, match=r"is a tailprop_pico and fills nothing of tailprop_nano; give --model.name"):
+    with pytest.raises(ValueError, match=r"is a tailprop_pico and fills nothing of tailprop_nano; use --model.name"):
         create_model(ModelConfig("tailprop_nano", init=str(tmp_path / "pico.safetensors")), 5)
     heat = timm.create_model("tailprop_pico", num_classes=5, mixer="heat")
     save_file(heat.state_dict(), tmp_path / "heat.safetensors", {"architecture": "vheat_pico"})
     create_model(ModelConfig("tailprop_pico", init=str(tmp_path / "heat.safetensors")), 5)
     torch.save(pico.state_dict(), tmp_path / "unnamed.pt")
-    create_model(ModelConfig("tailprop_nano", init=str(tmp_path / "unnamed.pt")), 5)  # it reports what it took
+    create_model(ModelConfig("tailprop_nano", init=str(tmp_path / "unnamed.pt")), 5)  # it reports what it loaded
 
 
-def test_foreign_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match="nothing in this checkpoint fits"):
+def test_weights_that_fit_nowhere_raise() -> None:
+    with pytest.raises(ValueError, match="no tensor of this checkpoint fits"):
         warm_start(small("pre"), {"conv1.weight": torch.zeros(64, 3, 7, 7)})
 
 
@@ -146,10 +146,10 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.pth").write_text("hello world, not a checkpoint")
     for name, message in {
         "none.pth": "no checkpoint at none.pth",
-        "evil.pth": "holds more than weights and was not executed",
+        "evil.pth": "contains more than weights and was not executed",
         "cut.pth": "cut.pth is corrupt",
         "cut.safetensors": "cut.safetensors is corrupt",
-        "list.pth": "list.pth holds no state dict",
+        "list.pth": "list.pth does not contain a state dict",
         "text.pth": "text.pth is corrupt",
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -157,8 +157,8 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("executed").exists()
 
 
-def test_corrupt_files_are_refused_in_one_line(tmp_path: Path) -> None:
-    """Wherever a file of either format is cut, and whatever stands at its beginning."""
+def test_corrupt_files_raise_in_one_line(tmp_path: Path) -> None:
+    """Truncated at any point, or with any bytes at the start, in both formats."""
     weights = {"weight": torch.arange(64.0)}
     torch.save(weights, tmp_path / "new.pth")
     torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
@@ -174,6 +174,6 @@ def test_corrupt_files_are_refused_in_one_line(tmp_path: Path) -> None:
 
 def assert_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{path.name} is corrupt, or holds more than weights .*\)$") as refused:
+    with pytest.raises(ValueError, match=rf"{path.name} is corrupt, or contains more than weights .*\)$") as refused:
         read_state_dict(path)
     assert "\n" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The command line, as a user meets it."""
+"""The command line."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import torch
 import tailprop_cli
 
 
-def test_help_names_every_command_and_stays_light() -> None:
+def test_help_lists_every_command_without_importing_torch() -> None:
     code = "import sys, tailprop_cli; tailprop_cli.main(['--help']); print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert all(f"  {name}" in out for name in tailprop_cli.COMMANDS)
@@ -25,9 +25,9 @@ def test_help_names_every_command_and_stays_light() -> None:
         (["xyz"], "no command 'xyz'; commands are models"),
         (["models", "--height", "16"], "height must be at least 32, got 16"),
         (["bench", "--threads", "0"], "threads must be at least 1"),
-        (["bench", "--models"], "at least one model"),
+        (["bench", "--models"], "give at least one"),
         (["demo", "--epochs", "0"], "optim.epochs must be at least 1"),
-        (["demo", "--batch-size", "5000"], "more than the 1198 examples"),
+        (["demo", "--batch-size", "5000"], "larger than the 1198 training examples"),
         (["demo", "--model", "nonsense"], "timm has no model 'nonsense'"),
         (["scales", "--data", "nowhere", "--only", "bogus"], "unknown trial 'bogus'"),
         (["bench", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
@@ -39,33 +39,33 @@ def test_help_names_every_command_and_stays_light() -> None:
         (["train", "digits", "--run.overwite"], "unknown option --run.overwite; did you mean --run.overwrite?"),
         (
             ["bench", "--models", "tailprop_pico", "--batch-size", str(10**8)],
-            "not enough memory (60211200000000 bytes more were",
+            "out of memory (tried to allocate 60211200000000 bytes)",
         ),
-        (["bench", "detect", "--qqqq"], "unknown option --qqqq; tailprop bench detect --help lists what there is"),
-        (["models", "--qqqq"], "unknown option --qqqq; tailprop models --help lists what there is"),
+        (["bench", "detect", "--qqqq"], "unknown option --qqqq; see tailprop bench detect --help"),
+        (["models", "--qqqq"], "unknown option --qqqq; see tailprop models --help"),
     ],
 )
-def test_mistakes_are_answered_in_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors_are_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert tailprop_cli.main(args) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
 
 
-def test_a_full_gpu_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*_: object) -> int:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 8.00 GiB")
 
     monkeypatch.setattr(tailprop_cli, "_run", fail)
     assert tailprop_cli.main(["models"]) == 2
-    assert "not enough memory (2.50 GiB more were asked for); take a smaller batch" in capsys.readouterr().err
+    assert "out of memory (tried to allocate 2.50 GiB); use a smaller batch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("args", "unbuffered"),
     [(["--help"], ""), (["--help"], "1"), (["models"], ""), (["models"], "1"), (["train", "digits", "--help"], "")],
 )
-def test_a_reader_who_leaves_is_no_mistake(args: list[str], unbuffered: str) -> None:
+def test_closed_pipe_is_not_an_error(args: list[str], unbuffered: str) -> None:
     command, env = [sys.executable, "-m", "tailprop", *args], os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process:
         assert process.stdout is not None
@@ -77,7 +77,7 @@ def test_a_reader_who_leaves_is_no_mistake(args: list[str], unbuffered: str) -> 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize(("unbuffered", "args"), [("", []), ("1", []), ("", ["models", "--help"])])
-def test_output_on_a_full_disk_is_said(unbuffered: str, args: list[str]) -> None:
+def test_full_disk_on_stdout_is_reported(unbuffered: str, args: list[str]) -> None:
     command, env = [sys.executable, "-m", "tailprop", *args], os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
         process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env)
@@ -88,14 +88,14 @@ def test_output_on_a_full_disk_is_said(unbuffered: str, args: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("DataLoader worker (pid(s) 12, 13) exited unexpectedly", "a loader process exited unexpectedly; give it"),
         ("DataLoader worker (pid 12) is killed by signal: Bus error. It", "a loader process is killed by signal: Bus error; "),
     ],
 )
-def test_a_loader_process_that_died_is_told(
-    words: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_dead_loader_process_is_reported(
+    words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> int:
         raise RuntimeError(words)
@@ -103,34 +103,34 @@ def test_a_loader_process_that_died_is_told(
     monkeypatch.setattr(tailprop_cli, "_run", fail)
     assert tailprop_cli.main(["train", "digits"]) == 2
     err = capsys.readouterr().err
-    assert told in err
+    assert message in err
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["--optim.lr", "abc"], "--optim.lr: could not convert string to float: 'abc'"),
         (["--run.precision", "fp8"], "invalid choice 'fp8' for argument '--run.precision'"),
         (["--optim.epochs"], "Missing value for argument '--optim.epochs'"),
     ],
 )
-def test_a_wrong_value_is_told_in_one_line(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_value_is_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert tailprop_cli.main(["train", "digits", *args]) == 2
     err = capsys.readouterr().err
-    assert told in err
-    assert err.endswith("; tailprop train digits --help explains\n")
+    assert message in err
+    assert err.endswith("; see tailprop train digits --help\n")
     assert err.count("\n") == 1
 
 
-def test_a_refusal_nobody_hears_is_one() -> None:
+def test_error_with_closed_stderr_still_exits_with_2() -> None:
     with subprocess.Popen([sys.executable, "-m", "tailprop", "nonsense"], stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         process.stderr.close()
     assert process.returncode == 2
 
 
-def test_a_pipe_broken_elsewhere_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_pipe_other_than_stdout_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*_: object) -> int:
         raise BrokenPipeError(32, "Broken pipe", "socket")
 
@@ -140,7 +140,7 @@ def test_a_pipe_broken_elsewhere_is_said(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 @pytest.mark.parametrize("name", tailprop_cli.COMMANDS)
-def test_each_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code: object = tailprop_cli.main([name, "--help"])
     except SystemExit as stop:  # of tyro
@@ -156,7 +156,7 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4.56" in out
 
 
-def test_bench_writes_what_it_measured(tmp_path: Path) -> None:
+def test_bench_writes_csv(tmp_path: Path) -> None:
     out = tmp_path / "bench.csv"
     args = [
         "--models",

@@ -1,4 +1,4 @@
-"""Reading images ahead, telling them from other files, and places for answers."""
+"""Prefetching images, recognising image files, and output paths."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tailprop.data.images import check_no_overwrite, is_image, prefetch, unique_
 from tailprop.utils.text import printable
 
 
-def test_read_ahead_keeps_order_and_stays_one_batch_ahead() -> None:
+def test_prefetch_keeps_order_and_stays_one_batch_ahead() -> None:
     started: list[Path] = []
 
     def read(path: Path) -> str:
@@ -23,7 +23,7 @@ def test_read_ahead_keeps_order_and_stays_one_batch_ahead() -> None:
     assert seen == [["0", "1"], ["2", "3"], ["4", "5"], ["6"]]
 
 
-def test_read_ahead_hands_on_errors() -> None:
+def test_prefetch_propagates_errors() -> None:
     def read(path: Path) -> str:
         raise RuntimeError(path.name)
 
@@ -38,21 +38,21 @@ def test_small_helpers() -> None:
     assert printable("a\nb\x1b\udce9") == r"a\nb\x1b\udce9"
 
 
-def test_answers_take_the_place_of_no_image(tmp_path: Path) -> None:
+def test_outputs_never_overwrite_input_images(tmp_path: Path) -> None:
     photo = tmp_path / "photo.jpg"
     photo.write_bytes(b"")
     other = tmp_path / "other.jpg"
     other.write_bytes(b"")
     check_no_overwrite([photo], [tmp_path / "drawn" / "photo.jpg"], overwrite=False)
     for overwrite in (False, True):
-        with pytest.raises(ValueError, match="would be written over"):
+        with pytest.raises(ValueError, match="would be overwritten"):
             check_no_overwrite([photo], [tmp_path / "drawn" / ".." / "photo.jpg"], overwrite)
     with pytest.raises(ValueError, match=r"other\.jpg exists; .* --overwrite"):
         check_no_overwrite([photo], [other], overwrite=False)
     check_no_overwrite([photo], [other], overwrite=True)
 
 
-def test_answers_have_places_of_their_own() -> None:
+def test_output_paths_are_unique() -> None:
     images = [Path(name) for name in ("a.jpg", "a.png", "a.png.jpg", "a_2.jpg", "sub/a.jpg")]
     answers = unique_paths(images)
     assert [str(path) for path in answers] == ["a", "a_2", "a.png", "a_2_2", "sub/a"]

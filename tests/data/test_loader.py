@@ -1,4 +1,4 @@
-"""Orders, seeds, batch augmentation and accuracy: what is learned from and counted, example by example."""
+"""Samplers, seeds, batch augmentation, caching and accuracy."""
 
 import random
 from typing import Any
@@ -52,7 +52,7 @@ def test_training_order() -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_epochs_of_a_given_length(size: int) -> None:
-    """Seven examples in batches of four: whatever the epochs, every seven places hold every example once."""
+    """Seven examples in batches of four: independent of epochs, every seven positions hold every example once."""
 
     def keys(epoch: int, start: int = 0) -> list[SampleKey]:
         orders = [TrainSampler(7, 4 // size, 1, World(rank, size, CPU), epochs=3, epoch_steps=5) for rank in range(size)]
@@ -68,7 +68,7 @@ def test_epochs_of_a_given_length(size: int) -> None:
     assert keys(1, start=2) == keys(1)[8:]
 
 
-def test_mixed_seeds_are_apart() -> None:
+def test_mixed_seeds_are_distinct() -> None:
     seeds = {mix_seeds(a, b, c) for a in range(3) for b in range(30) for c in range(300)}
     assert len(seeds) >= 27_000 - 2  # 2**32 seeds: 0.1 collisions expected
     assert mix_seeds(0, 1) != mix_seeds(1, 0)
@@ -92,7 +92,7 @@ def test_seeding_is_local() -> None:
 def test_accuracy_against_a_direct_computation() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(50, 8), torch.randint(0, 8, (50,))
-    places = torch.randperm(50)  # of the examples in the data
+    places = torch.randperm(50)  # of the examples in the dataset
     parts = zip(logits.split(7), labels.split(7), places.split(7), strict=True)
     batches = [Batch(x, y, seeds=at.tolist()) for x, y, at in parts]
     result = evaluate_classifier(lambda x: x, batches, 8, CPU)
@@ -109,7 +109,7 @@ def test_accuracy_against_a_direct_computation() -> None:
     assert few.top5 == 100.0
 
 
-def test_batch_augmentation_is_pillows_and_a_function_of_the_seed() -> None:
+def test_batch_augmentation_matches_pillow_and_depends_on_the_seed_only() -> None:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
@@ -128,7 +128,7 @@ def test_batch_augmentation_is_pillows_and_a_function_of_the_seed() -> None:
 
 
 class Counted(Digits):
-    """Digits that count how often they are read; one of them cannot be."""
+    """Digits that count their reads; one of them cannot be read."""
 
     def __init__(self) -> None:
         super().__init__("validation")
@@ -142,7 +142,7 @@ class Counted(Digits):
 
 
 @pytest.mark.parametrize(("cache_gb", "again"), [(1.0, 1), (0.0, 12), (2e-5, 12)])
-def test_images_are_decoded_once_if_all_of_them_fit(cache_gb: float, again: int) -> None:
+def test_images_are_cached_if_all_fit(cache_gb: float, again: int) -> None:
     config = AugmentConfig(auto_augment=None)
     source, plain = Counted(), ImageDataset(Counted(), train_transforms(DataConfig(size_px=32), config), "RGB")
     kept = ImageDataset(source, plain.transforms, "RGB", cache_gb=cache_gb)
@@ -150,15 +150,15 @@ def test_images_are_decoded_once_if_all_of_them_fit(cache_gb: float, again: int)
         for index in range(12):
             for ours, theirs in zip(kept[SampleKey(index, seed)], plain[SampleKey(index, seed)], strict=True):
                 assert ours == theirs if isinstance(ours, Broken) else torch.equal(ours[0], theirs[0])
-    assert source.reads == 12 + again  # what is broken is tried each time
+    assert source.reads == 12 + again  # a broken image is tried each time
 
 
-def test_a_set_that_will_not_fit_is_given_up_early() -> None:
+def test_cache_is_disabled_early_if_the_dataset_does_not_fit() -> None:
     kept = ImageDataset(Digits("validation"), [lambda image: image.size], "RGB", cache_gb=2e-3)  # 3 MB are needed
     sizes = []
     for index in range(50):
         kept[SampleKey(index, 0)]
-        sizes.append(len(kept.kept))
+        sizes.append(len(kept.cache))
     assert max(sizes) == 31
     assert sizes[-1] == 0
 
@@ -166,7 +166,7 @@ def test_a_set_that_will_not_fit_is_given_up_early() -> None:
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
 @pytest.mark.parametrize("flip", [0.0, 1.0])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
-def test_the_short_way_to_a_crop_is_timms(mode: str, flip: float, interpolation: str) -> None:
+def test_random_resized_crop_matches_timm(mode: str, flip: float, interpolation: str) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 70, 4), dtype=np.uint8)).convert(mode)
     how = dict(scale=(0.2, 0.9), ratio=(0.5, 1.5), interpolation=interpolation)
     theirs = create_transform(32, is_training=True, hflip=flip, color_jitter=None, normalize=False, **how)
@@ -183,7 +183,7 @@ def test_the_short_way_to_a_crop_is_timms(mode: str, flip: float, interpolation:
 
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "rand-m5-n1", "original", "augmix-m5", "3a"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "random"])
-def test_a_policy_follows_the_crop_as_in_timm(policy: str, interpolation: str) -> None:
+def test_policy_after_the_crop_matches_timm(policy: str, interpolation: str) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)).resize((70, 45))
     how = dict(scale=(0.2, 0.9), ratio=(0.5, 1.5), interpolation=interpolation)
     theirs = create_transform(32, is_training=True, hflip=0.0, color_jitter=None, auto_augment=policy, normalize=False, **how)
@@ -195,16 +195,16 @@ def test_a_policy_follows_the_crop_as_in_timm(policy: str, interpolation: str) -
             result = ours(image)
         with seeded(seed):
             cut = crop(image)
-            random.random()  # for a mirror image, which in timm's steps another generator decides
+            random.random()  # for the flip, which timm draws from another generator
             assert torch.equal(result, to_tensor(augmented(cut)))
         changed += not torch.equal(result, to_tensor(cut))
     assert changed > 10
 
 
-def test_noise_for_a_gpu_is_the_same() -> None:
+def test_erasing_on_gpu_matches_cpu() -> None:
     finish, seeds = BatchAugment(AugmentConfig(auto_augment=None, erase=0.5), 3, CPU), [mix_seeds(0, 0, i) for i in range(20)]
     images = torch.randn(20, 3, 32, 32)
-    here, there = images.clone(), finish._erase_elsewhere(images, range(0, 20, 3), seeds)
+    here, there = images.clone(), finish._erase_on_gpu(images, range(0, 20, 3), seeds)
     finish._erase(here[::3], seeds[::3])
     assert torch.equal(here, there)
     assert not torch.equal(here, images)
@@ -228,7 +228,7 @@ def test_crop_colour_and_erasing_are_independent() -> None:
     assert 0.35 < erased.mean() < 0.65
 
 
-def test_damage_stops_an_evaluation_where_it_is_met_or_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_file_stops_evaluation_or_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     broken = Broken("b.png", "is cut off")
     whole, spoilt = (Batch(torch.eye(3), torch.arange(3), unread, [0, 1, 2]) for unread in ([], [broken]))
     seen = []
@@ -244,13 +244,13 @@ def test_damage_stops_an_evaluation_where_it_is_met_or_is_named_once(capsys: pyt
     damage = BrokenFiles("skip")
     result = evaluate_classifier(model, [whole, spoilt, spoilt], 3, CPU, record=damage.record)
     assert (damage, result.broken) == ({"b.png": "is cut off"}, (broken, broken))
-    assert capsys.readouterr().err == "left out, b.png: is cut off\n"
+    assert capsys.readouterr().err == "skipped b.png: is cut off\n"
     BrokenFiles("skip", is_main=False).record([broken], shared=True)
     assert capsys.readouterr().err == ""
 
 
 class Strips:
-    """Lines of one pixel, and one just long enough to be cut."""
+    """Strips of one pixel, and one just long enough to be cropped."""
 
     classes, labels = ("strip",), np.zeros(3, int)
 
@@ -262,7 +262,7 @@ class Strips:
         return f"strip {index}"
 
 
-def test_strips_are_evaluated_without_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_strips_are_evaluated_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     resize, sides = Image.Image.resize, []
 
     def watched(image: Image.Image, size: tuple[int, int], *args: Any, **settings: Any) -> Image.Image:

@@ -1,4 +1,4 @@
-"""What code in the documentation finds when it runs: a folder with an image and with runs of every task, not trained."""
+"""The working directory of code in the documentation: a folder with an image and untrained runs of every task."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def read(recipe: str) -> Any:
 
 
 def write_run(folder: Path, config: Any, model: nn.Module, **metadata: str) -> None:
-    """A run folder as `tailprop train` leaves it, as far as `tailprop.load` reads it."""
+    """The files of a run folder that `tailprop.load` reads."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
     save_weights(folder / "model.safetensors", model, metadata | {"settings": json.dumps(portable(config))})
@@ -60,7 +60,7 @@ def untrained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(untrained_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder, as the current one; mixers that the code registers are forgotten afterwards."""
+    """Change to the folder; mixers that the code registers are removed afterwards."""
     from tailprop.backbone.mixers import MIXERS
 
     known = dict(MIXERS)

@@ -1,4 +1,4 @@
-"""What the documentation shows is run, and what it names exists: commands, options, settings, recipes, files, links."""
+"""The code of the documentation runs, and its commands, options, settings, recipes, files and links exist."""
 
 import re
 import shlex
@@ -24,8 +24,8 @@ from tests.helpers import ROOT
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 README, CONTRIBUTING, CHANGELOG = ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"
 RESULTS = ROOT / "results" / "README.md"
-PAGES = [README, CONTRIBUTING, RESULTS, *DOCS]  # the changelog names what was
-RUN = [CONTRIBUTING, *DOCS]  # the README has a test of its own
+PAGES = [README, CONTRIBUTING, RESULTS, *DOCS]  # without the changelog, which has old names
+RUN = [CONTRIBUTING, *DOCS]  # the README has its own test
 SECTIONS = ("model", "data", "augment", "optim", "run", "detector", "segmenter", "inference")
 OF_TORCHRUN = {"--nproc-per-node", "--max-restarts"}
 
@@ -45,7 +45,7 @@ def inline_code(page: Path) -> list[str]:
 
 
 def run_blocks(page: Path) -> dict[str, Any]:
-    """Run the Python blocks of a page in order; the names they leave behind."""
+    """Run the Python blocks of a page in order and return their namespace."""
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec", dont_inherit=True), names)
@@ -81,7 +81,7 @@ def is_placeholder(word: str) -> bool:
 
 
 def tasks_of(checkpoint: str) -> list[str]:
-    """The task of a run, by the recipe it is named after; any task where nobody knows."""
+    """The task of a run folder by the recipe in its name; any task if unknown."""
     name = Path(checkpoint).name
     return [read_recipe(find_recipe(name))["task"]] if name in recipe_names() else list(TASKS)
 
@@ -89,7 +89,7 @@ def tasks_of(checkpoint: str) -> list[str]:
 def parse_train(args: list[str]) -> None:
     if not args or is_placeholder(args[0]) or args[0].endswith(".yaml"):
         return
-    if args[0].startswith("runs/"):  # its config.yaml would bring the rest of the settings
+    if args[0].startswith("runs/"):  # its config.yaml would provide the other settings
         tasks = tasks_of(args[0])
         known = {name for task in tasks for name in option_names(find_spec(task).config_type())}
         assert {arg for arg in args if arg.startswith("--")} <= known, args
@@ -112,7 +112,7 @@ def parse_for_task(part: str, args: list[str]) -> None:
 
 
 def parse(args: list[str]) -> None:
-    """Read a command as the program does, without running it."""
+    """Parse a command as the program does, without running it."""
     name, rest = args[0], args[1:]
     assert name in tailprop_cli.COMMANDS, f"no command {name}"
     if name == "train":
@@ -129,12 +129,12 @@ def parse(args: list[str]) -> None:
 
 
 @each_page
-def test_commands_of_shell_blocks_are_understood(page: Path) -> None:
+def test_commands_of_shell_blocks_parse(page: Path) -> None:
     for args in commands(blocks(page, "sh")):
         parse(args)
 
 
-def test_commands_behind_the_results_are_understood() -> None:
+def test_commands_of_results_parse() -> None:
     found = [args for args in commands(inline_code(RESULTS)) if len(args) > 2]
     assert len(found) > 10
     for args in found:
@@ -160,7 +160,7 @@ def test_every_command_is_described() -> None:
 
 @cache
 def settings() -> frozenset[str]:
-    """Dotted names of the settings of every task, those of before included."""
+    """Dotted names of the settings of every task, including old names."""
     kinds = [find_spec(task).config_type() for task in TASKS]
     now = {name.removeprefix("--").replace("-", "_") for kind in kinds for name in option_names(kind)}
     before = {old for kind in kinds for old, _ in aliases(kind)}
@@ -193,13 +193,13 @@ def test_settings_in_the_text_exist(page: Path) -> None:
 # Recipes
 
 
-def test_every_recipe_is_described_once_and_no_other() -> None:
+def test_recipe_tables_are_complete() -> None:
     rows = re.findall(r"^\| \[`(\w+)`\]\(\.\./recipes/(\w+)\.yaml\)", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
     assert all(name == file for name, file in rows)
     assert sorted(name for name, _ in rows) == sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
 
 
-def test_the_papers_numbers_are_those_of_the_recipes() -> None:
+def test_paper_results_match_the_recipes() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text().split("## Small recipes")[0]
     for name, printed in re.findall(r"^\| \[`(\w+)`\].*\| ([^|]+) \|$", page, re.MULTILINE):
         recipe = read_recipe(find_recipe(name))
@@ -248,7 +248,7 @@ def anchors(page: Path) -> set[str]:
 
 @each_page
 def test_files_in_the_text_exist(page: Path) -> None:
-    """Modules by their path, and whatever is named from the root of the repository; not those of an example."""
+    """Paths of modules and of files relative to the root of the repository, except those of examples."""
     for code in inline_code(page):
         is_module = re.fullmatch(r"[\w/]+/\w+\.py", code)
         is_file = re.fullmatch(r"(src|tests|docs|recipes|results)/[\w./-]*", code)
@@ -273,7 +273,7 @@ def test_make_targets_exist() -> None:
 # Results
 
 
-def test_every_result_is_described_and_there() -> None:
+def test_every_result_exists_and_is_described() -> None:
     rows = re.findall(r"^\| (`[^|]+) \|", RESULTS.read_text(), flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)} | {"README.md", "draw.py"}
     assert named == {path.name for path in (ROOT / "results").iterdir() if path.is_file()}

@@ -1,4 +1,4 @@
-"""What the README shows is run, and its tables are counted."""
+"""The code of the README runs, and its tables are current."""
 
 import re
 
@@ -23,12 +23,12 @@ def test_python_blocks_run_in_order() -> None:
     run_blocks(ROOT / "README.md")
 
 
-def test_it_is_read_in_two_minutes() -> None:
+def test_length() -> None:
     prose = re.sub(r"```.*?```|^\|.*?$", "", README, flags=re.DOTALL | re.MULTILINE)
     assert len(prose.split()) < 550
 
 
-def test_cost_table_is_counted() -> None:
+def test_cost_table_is_current() -> None:
     rows = re.findall(r"\| `(tailprop_\w+)` \| ([\d.]+) M \| ([\d.]+) \|", README)
     assert {name for name, _, _ in rows} == {name for name in MODELS if name.startswith("tailprop")}
     for name, params, gmacs in rows:
@@ -37,7 +37,7 @@ def test_cost_table_is_counted() -> None:
         assert float(gmacs) == pytest.approx(count_macs(model) / 1e9, abs=0.005)
 
 
-def test_detectors_cost_table_is_counted() -> None:
+def test_detector_cost_table_is_current() -> None:
     section = (ROOT / "docs" / "detection.md").read_text().split("## Cost")[1].split("\n## ")[0]
     rows = re.findall(r"\| `(tailprop_\w+)` \| ([\d.]+) \| (\d+) \|", section)
     assert len(rows) == 3

@@ -1,4 +1,4 @@
-"""Settings, recipes, and what the command line says of mistakes in them."""
+"""Settings, recipes, and error messages of the command line about them."""
 
 from pathlib import Path
 from typing import Any
@@ -26,21 +26,21 @@ def load(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_reads_and_survives_a_round_trip(name: str) -> None:
+def test_every_recipe_round_trips(name: str) -> None:
     config = load(name)
     assert build(type(config), to_dict(config)) == config
     again = yaml.safe_load(yaml.safe_dump(to_dict(config)))
-    assert config_hash(to_dict(build(type(config), again))) == config_hash(to_dict(config))  # as a resumed run sees it
+    assert config_hash(to_dict(build(type(config), again))) == config_hash(to_dict(config))  # as for a resumed run
 
 
-def test_the_recipes_there_are() -> None:
+def test_list_of_recipes() -> None:
     wanted = {"imagenet1k_tiny", "imagenet1k_small", "imagenet1k_base", "digits", "cifar10", "imagenette", "finetune_folder"}
     assert wanted <= set(recipe_names())
 
 
 @pytest.mark.parametrize(("size", "drop_path", "paper"), [("tiny", 0.1, 82.9), ("small", 0.3, 84.1), ("base", 0.5, 84.4)])
-def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> None:
-    """Appendix, Image Classification: every number there, where it takes effect."""
+def test_imagenet_recipes_match_the_paper(size: str, drop_path: float, paper: float) -> None:
+    """Appendix, Image Classification: every setting, checked where it takes effect."""
     config = load(f"imagenet1k_{size}")
     assert (config.data.size_px, config.data.eval_resize_px, config.data.num_classes) == (224, 256, 1000)
     assert config.run.precision == "bf16"
@@ -67,7 +67,7 @@ def test_imagenet_is_the_papers(size: str, drop_path: float, paper: float) -> No
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])
-def test_imagenet_augmentation_is_the_papers(size: str) -> None:
+def test_imagenet_augmentation_matches_the_paper(size: str) -> None:
     config = load(f"imagenet1k_{size}")
     _, resize, crop, *_ = eval_transform(config.data, config.augment).transforms
     assert (resize.size, tuple(crop.size)) == (256, (224, 224))
@@ -81,9 +81,9 @@ def test_imagenet_augmentation_is_the_papers(size: str) -> None:
     assert {f"{name}Increasing" for name in increasing} <= names
     assert not increasing & names
     finish = BatchAugment(config.augment, 3, torch.device("cpu"))
-    assert finish.chance == 0.25
+    assert finish.erase_prob == 0.25
     assert config.augment.color_jitter == 0.4
-    assert finish.jitter == 0  # RandAugment takes its place, as in timm
+    assert finish.jitter == 0  # RandAugment replaces it, as in timm
     erased = finish(torch.full((400, 3, 32, 32), 128, dtype=torch.uint8), range(400))
     changed = (erased != erased[:, :, :1, :1]).flatten(1).any(1)
     assert changed.float().mean().item() == pytest.approx(0.25, abs=0.08)
@@ -93,8 +93,8 @@ def test_imagenet_augmentation_is_the_papers(size: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5", "original", "v0", "augmix-m9-mstd0.5"])
-def test_no_operation_of_a_policy_fails_at_its_strongest(policy: str) -> None:
-    """With noise on it the magnitude reaches 10: timm then asks for 0 bits of a colour, which Pillow refuses."""
+def test_policy_operations_work_at_full_magnitude(policy: str) -> None:
+    """With noise the magnitude reaches 10: timm then requests 0 bits in Posterize, which Pillow rejects."""
     (transform,) = train_transforms(DataConfig(size_px=32), AugmentConfig(auto_augment=policy))
     found = operations(transform.policy)
     assert any(op.name.startswith("Posterize") for op in found)
@@ -112,13 +112,13 @@ def test_no_operation_of_a_policy_fails_at_its_strongest(policy: str) -> None:
     [
         (dict(optim={"learning_rate": 1.0}), "unknown setting optim.learning_rate"),
         (dict(optim={"warmup_epoch": 1}), "unknown setting optim.warmup_epoch; did you mean optim.warmup_epochs?"),
-        (dict(optim={"epochs": "many"}), "optim.epochs is of type int, got 'many'"),
-        (dict(optim={"betas": [0.9]}), "optim.betas is a list of 2"),
-        (dict(run={"precision": "fp8"}), "run.precision is one of fp32, bf16, fp16, got 'fp8'"),
-        (dict(data={"source": "cloud"}), "data.source is one of folder, parquet, timm, digits"),
+        (dict(optim={"epochs": "many"}), "optim.epochs must be of type int, got 'many'"),
+        (dict(optim={"betas": [0.9]}), "optim.betas must be a list of 2"),
+        (dict(run={"precision": "fp8"}), "run.precision must be one of fp32, bf16, fp16, got 'fp8'"),
+        (dict(data={"source": "cloud"}), "data.source must be one of folder, parquet, timm, digits"),
     ],
 )
-def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_recipe(changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", **changes)
     assert tailprop_cli.main(["train", str(recipe)]) == 2
     error = capsys.readouterr().err
@@ -131,20 +131,23 @@ def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, c
     [
         (["imagenet1k_tyny"], "did you mean imagenet1k_tiny?"),
         (["nowhere.yaml"], "no recipe file nowhere.yaml"),
-        (["imagenette"], "a parquet needs --data.root"),
+        (["imagenette"], "source parquet needs --data.root"),
         (["imagenette", "--data.root", "nowhere"], "no folder nowhere"),
-        (["digits", "--optim.batch-size", "5000"], "a global batch of 5000 is more than the 1198 examples"),
+        (["digits", "--optim.batch-size", "5000"], "a global batch of 5000 is larger than the 1198 training examples"),
         (["digits", "--optim.lr", "nan"], "optim.lr must be finite and at least 0"),
-        (["digits", "--optim.clip-grad", "-1"], "optim.clip_grad is positive"),
+        (["digits", "--optim.clip-grad", "-1"], "optim.clip_grad must be positive"),
         (["digits", "--optim.lr-base-size", "0"], "optim.lr_base_size must be at least 1"),
-        (["digits", "--augment.auto-augment", "foo"], "spelt as in timm"),
+        (["digits", "--augment.auto-augment", "foo"], "must be a timm policy"),
         (["digits", "--augment.interpolation", "foo"], "unknown augment.interpolation 'foo'"),
-        (["digits", "--augment.smoothing", "7"], "augment.smoothing lies between 0 and 1"),
+        (["digits", "--augment.smoothing", "7"], "augment.smoothing must be between 0 and 1"),
         (["digits", "--run.seed", "-1"], "run.seed must be at least 0"),
         (["digits", "--run.device", "cuda"], "no CUDA device is visible"),
         (["digits", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
         (["digits", "--model.name", "resnet50.nope"], "cannot create resnet50.nope: Invalid pretrained tag"),
-        (["digits", "--model.in-chans", "4", "--augment.auto-augment", "rand-m9"], "RandAugment knows no transparency"),
+        (
+            ["digits", "--model.in-chans", "4", "--augment.auto-augment", "rand-m9"],
+            "RandAugment does not support alpha channels",
+        ),
         (["digits", "--model.name", "tailprop_pic"], "timm has no model 'tailprop_pic'; did you mean tailprop_pico?"),
         (["."], "the folder . has no config.yaml"),
         (["digits", "--data.source", "timm", "--data.name", "torch/cifar10"], "timm's torch/cifar10 needs --data.root"),
@@ -153,7 +156,7 @@ def test_a_wrong_recipe(changes: dict[str, Any], message: str, tmp_path: Path, c
         (["digits", "--optim.batch-size", "33", "--augment.mixup", "0.2"], "even --optim.batch"),
     ],
 )
-def test_a_wrong_command(
+def test_invalid_command(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -165,7 +168,7 @@ def test_a_wrong_command(
 
 
 @pytest.mark.parametrize(
-    ("option", "meant"),
+    ("option", "expected"),
     [
         ("--optim.epoch", "--optim.epochs"),
         ("--lr", "--optim.lr"),
@@ -175,17 +178,15 @@ def test_a_wrong_command(
         ("--run.epochs", "--optim.epochs"),
     ],
 )
-def test_an_unknown_option_names_the_one_that_was_meant(option: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(["train", "digits", option, "2"], f"unknown option {option}; did you mean {meant}?", capsys)
+def test_unknown_option_suggests_the_closest(option: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["train", "digits", option, "2"], f"unknown option {option}; did you mean {expected}?", capsys)
 
 
-def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(["eval"], "tailprop eval needs CHECKPOINT A run folder, a file of weights", capsys)
+def test_missing_argument_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["eval"], "tailprop eval needs CHECKPOINT A run folder, a weights file", capsys)
 
 
-def test_of_torchruns_processes_one_says_what_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_rank_0_prints_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for rank, lines in (("0", 1), ("1", 0)):
         monkeypatch.setenv("RANK", rank)
         assert tailprop_cli.main(["train", "digits", "--optim.epohs", "1"]) == 2

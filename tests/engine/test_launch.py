@@ -26,7 +26,7 @@ def names_agreed_on(store: Any, size: int) -> list[str]:
     found: dict[int, str] = {}
     processes = [
         threading.Thread(target=lambda rank=rank: found.update({rank: agree_on_attempt(store, rank, size)}))
-        for rank in reversed(range(size))  # the main process comes last: the others meet what the dead left behind
+        for rank in reversed(range(size))  # rank 0 comes last: the others find the keys of crashed processes
     ]
     for process in processes:
         process.start()
@@ -35,24 +35,24 @@ def names_agreed_on(store: Any, size: int) -> list[str]:
     return [found[rank] for rank in range(size)]
 
 
-def test_every_attempt_has_a_name_of_its_own() -> None:
+def test_every_attempt_has_a_unique_name() -> None:
     store = HashStore()
     attempts = [names_agreed_on(store, size) for size in (3, 3, 2)]
     assert [len(set(names)) for names in attempts] == [1, 1, 1]
     assert len({names[0] for names in attempts}) == 3
 
 
-def test_an_attempt_that_died_half_way_is_not_joined() -> None:
+def test_crashed_attempt_is_not_joined() -> None:
     store = HashStore()
-    store.set("tailprop/name", "dead")  # its main process called, and died before it began
+    store.set("tailprop/name", "dead")  # its rank 0 published a name and crashed before the start
     assert set(names_agreed_on(store, 2)) != {"dead"}
-    store.set("tailprop/dead/begin", "somebody")  # another began, and died later
+    store.set("tailprop/dead/begin", "somebody")  # another attempt started and crashed later
     store.set("tailprop/name", "dead")
     assert set(names_agreed_on(store, 2)) != {"dead"}
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux tells when a process was started")
-def test_a_launch_without_a_name_is_known_by_its_agents_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_without_id_is_identified_by_the_agents_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert re.fullmatch(rf"agent {os.getppid()} of \S+ since tick \d+", launch_id())
     names = {launch_id()}
@@ -61,7 +61,7 @@ def test_a_launch_without_a_name_is_known_by_its_agents_start(monkeypatch: pytes
     assert len(names) == 2
 
 
-def test_only_its_own_launch_resumes_by_itself(
+def test_only_the_same_launch_resumes_automatically(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
@@ -69,29 +69,29 @@ def test_only_its_own_launch_resumes_by_itself(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "monday")
     assert tailprop_cli.main(command) == 0
     assert tailprop_cli.main([*command, "--run.overwrite"]) == 2
-    assert "was begun by a launch of the same name (monday)" in capsys.readouterr().err
+    assert "was started by a launch with the same id (monday)" in capsys.readouterr().err
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert tailprop_cli.main([*command, "--run.overwrite"]) == 0  # a restart: it must not begin again
+    assert tailprop_cli.main([*command, "--run.overwrite"]) == 0  # a restart: it must not start over
     assert f"restarted by torchrun, resuming {tmp_path / 'run'}" in capsys.readouterr().out
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tuesday")
     assert tailprop_cli.main(command) == 2
     assert "holds a run" in capsys.readouterr().err
 
 
-def test_a_failure_in_one_process_is_a_line_and_no_traceback_of_ours(tmp_path: Path) -> None:
+def test_failure_in_one_process_is_one_line_without_traceback(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "images")
     (root / "train" / "red" / "3.jpg").write_bytes(b"not an image")
     done = fork(folder_recipe(tmp_path, root), processes=2)
     assert done.returncode != 0
     ours = [line for line in done.stderr.splitlines() if "tailprop: " in line]
     assert any("train/red/3.jpg: not an image" in line for line in ours), done.stderr
-    assert str(Path(tailprop_cli.__file__)) not in done.stderr  # torchrun prints a traceback of its own, not one of ours
+    assert str(Path(tailprop_cli.__file__)) not in done.stderr  # torchrun prints its own traceback, but not ours
 
 
-def test_a_failure_in_one_process_of_eval_is_a_line_too(tmp_path: Path) -> None:
+def test_failure_in_one_process_of_eval_is_one_line(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "images")
     assert tailprop_cli.main([*folder_recipe(tmp_path, root), "--optim.epochs", "1"]) == 0
-    (root / "val" / "red" / "7.jpg").write_bytes(b"not an image")  # the last one: one process meets it, the other waits
+    (root / "val" / "red" / "7.jpg").write_bytes(b"not an image")  # the last image: one process reads it, the other waits
     done = fork(["eval", str(tmp_path / "run")], processes=2)
     assert done.returncode != 0
     assert "val/red/7.jpg: not an image" in done.stderr
@@ -101,9 +101,7 @@ def test_a_failure_in_one_process_of_eval_is_a_line_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rank", "failed", "acts"), [("0", False, "act, meet"), ("1", False, "meet, act"), ("1", True, "meet")]
 )
-def test_one_process_of_a_machine_fetches_and_the_others_find(
-    rank: str, failed: bool, acts: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_rank_0_downloads_first(rank: str, failed: bool, acts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setenv("LOCAL_RANK", rank)
     monkeypatch.setattr("tailprop.runtime.distributed._is_initialized", lambda: True)
@@ -116,7 +114,7 @@ def test_one_process_of_a_machine_fetches_and_the_others_find(
     assert ", ".join(done) == acts
 
 
-def test_a_lost_process_is_said_and_other_errors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_process_is_reported_and_other_errors_propagate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailprop.runtime.distributed._is_initialized", lambda: True)
     with pytest.raises(ValueError, match="another process of this run ended"), process_group("cpu"):
         raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]:1")
@@ -138,7 +136,7 @@ sys.exit(tailprop_cli.main(sys.argv[1:]))
 """
 
 
-def test_ctrl_c_is_heard_at_once_and_a_second_one_stops(tmp_path: Path) -> None:
+def test_first_ctrl_c_is_acknowledged_and_second_stops(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "small.yaml")
     command = [sys.executable, "-c", SLOW, "train", str(recipe), "--run.out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -146,13 +144,13 @@ def test_ctrl_c_is_heard_at_once_and_a_second_one_stops(tmp_path: Path) -> None:
         assert child.stderr is not None
         assert any(line == "in a step\n" for line in child.stdout)
         child.send_signal(signal.SIGINT)
-        assert any("Ctrl-C again stops at once" in line for line in child.stderr)  # the step still goes on
+        assert any("Ctrl-C again stops at once" in line for line in child.stderr)  # the step is still running
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=30) == 130
 
 
-def test_a_run_nobody_listens_to_still_saves_when_it_is_stopped(tmp_path: Path) -> None:
-    """As `tailprop train ... 2>&1 | tee log` and Ctrl-C, which ends tee first."""
+def test_run_with_closed_pipe_saves_when_stopped(tmp_path: Path) -> None:
+    """Like Ctrl-C in `tailprop train ... 2>&1 | tee log`, which ends tee first."""
     recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 10000}), tmp_path / "run"
     command = [sys.executable, "-m", "tailprop", "train", str(recipe), "--run.out", str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
@@ -160,7 +158,7 @@ def test_a_run_nobody_listens_to_still_saves_when_it_is_stopped(tmp_path: Path) 
         assert child.stdout.readline()
         assert child.stdout.readline()
         child.stdout.close()
-        before = wait_for_epochs(run, 2)  # said to nobody
+        before = wait_for_epochs(run, 2)  # with a closed pipe
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=60) == 130
     payload = checkpoint.load(run / "last.pt")
@@ -189,14 +187,14 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, capsys: pytest
     wait = [sys.executable, "-uc", HOLD + "sys.stdin.read()", str(run / ".lock")]
     with subprocess.Popen(wait, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"  # the finished run has let go
+        assert other.stdout.readline() == "held\n"  # the finished run has released the lock
         for extra in ([], ["--run.resume"], ["--run.overwrite"]):
-            assert_refused([*command, *extra], "is in use: another process is training in it", capsys)
+            assert_refused([*command, *extra], "is locked: another process is training in it", capsys)
         other.kill()
-    assert tailprop_cli.main([*command, "--run.resume"]) == 0  # whoever dies lets go
+    assert tailprop_cli.main([*command, "--run.resume"]) == 0  # a dead process releases its lock
 
 
-def test_a_run_holds_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_locks_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
     evaluate, tries = Classification.evaluate, []
 
@@ -210,8 +208,8 @@ def test_a_run_holds_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert tries == [1]
 
 
-def test_a_failure_of_ours_ends_the_workers_too(tmp_path: Path) -> None:
-    """They ignore SIGTERM; Python would wait for them for ever after the traceback."""
+def test_crash_ends_the_workers(tmp_path: Path) -> None:
+    """Workers ignore SIGTERM; Python would wait for them forever after the traceback."""
     recipe = write_recipe(tmp_path / "small.yaml", data={"workers": 1})
     script = tmp_path / "fails.py"
     script.write_text(

@@ -17,7 +17,7 @@ from tests.helpers.runs import assert_same_run, stop_and_resume, write_recipe
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 40), (33, 200)])
-def test_directions_stay_and_their_sizes_become_alike(shape: tuple[int, int]) -> None:
+def test_orthogonalise_keeps_directions_and_equalizes_singular_values(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
     turned = u.T @ orthogonalise(matrix[None])[0] @ vh.T
@@ -26,11 +26,11 @@ def test_directions_stay_and_their_sizes_become_alike(shape: tuple[int, int]) ->
     torch.testing.assert_close(turned, sizes.diag(), atol=1e-5, rtol=0)
 
 
-def test_the_short_way_is_the_long_one() -> None:
+def test_newton_schulz_on_the_gram_matrix_matches_the_direct_form() -> None:
     a, b, c = 3.4445, -4.7750, 2.0315
     matrices = torch.randn(4, 24, 96, generator=torch.Generator().manual_seed(0))
-    matrices[1] *= torch.logspace(0, -6, 24)[:, None]  # directions of very different size
-    matrices[2, 5] = matrices[2, 4]  # and one that is missing
+    matrices[1] *= torch.logspace(0, -6, 24)[:, None]  # singular values of very different size
+    matrices[2, 5] = matrices[2, 4]  # and a rank-deficient one
     matrices[3] = 0
     x = matrices.double()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -41,7 +41,7 @@ def test_the_short_way_is_the_long_one() -> None:
 
 
 @pytest.mark.parametrize("shape", [(24, 16), (16, 48)])
-def test_steps_are_those_of_pytorchs_muon(shape: tuple[int, int]) -> None:
+def test_steps_match_pytorchs_muon(shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(shape, generator=generator)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
@@ -58,7 +58,7 @@ def test_steps_are_those_of_pytorchs_muon(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("weight_decay", [0.05, 0.0])
-def test_what_is_a_matrix(weight_decay: float) -> None:
+def test_is_matrix(weight_decay: float) -> None:
     model = tiny_net(num_classes=32)
     optimizer = build_optimizer(model, OptimConfig(name="muon", weight_decay=weight_decay, scale_lr=10.0))
     settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
@@ -88,7 +88,7 @@ def test_what_is_a_matrix(weight_decay: float) -> None:
         ),
     ],
 )
-def test_layers_that_answer_take_adamws_steps(task: str, answers: list[str]) -> None:
+def test_output_layers_use_adamw(task: str, answers: list[str]) -> None:
     backbone, classes = ModelConfig(name="tailprop_pico", args=dict(depths=[1, 1, 1, 1], dims=[16, 16, 32, 32])), 40
     model: nn.Module
     if task == "segment":
@@ -103,7 +103,7 @@ def test_layers_that_answer_take_adamws_steps(task: str, answers: list[str]) -> 
     assert wide - {name for name, p in weights.items() if id(p) in matrices} <= set(answers)
 
 
-def test_an_overflow_moves_nothing() -> None:
+def test_overflow_skips_the_step() -> None:
     weight = nn.Parameter(torch.ones(16, 16))
     optimizer = Muon([{"params": [weight], "matrices": True, "weight_decay": 0.1}], lr=0.1)
     weight.grad = torch.ones(16, 16)
@@ -115,13 +115,13 @@ def test_an_overflow_moves_nothing() -> None:
     assert not torch.equal(weight, torch.ones(16, 16))
 
 
-def test_a_stopped_run_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_has_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"name": "muon"})
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
     stop_and_resume(recipe, tmp_path / "again", 5, monkeypatch)
     assert_same_run(tmp_path / "run", tmp_path / "again")
 
 
-def test_the_rate_of_matrices_is_positive(capsys: pytest.CaptureFixture[str]) -> None:
+def test_muon_lr_scale_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
     assert tailprop_cli.main(["train", "digits", "--optim.name", "muon", "--optim.muon-lr-scale", "0"]) == 2
     assert "optim.muon_lr_scale must be positive" in capsys.readouterr().err

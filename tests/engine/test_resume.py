@@ -1,4 +1,4 @@
-"""A run that is killed, stopped or crashes ends where an undisturbed one does."""
+"""A run that is killed, stopped or crashes ends with the weights of an uninterrupted one."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tests.helpers.runs import fork, launch, losses, write_recipe
 
 
 def final(folder: Path) -> dict[str, torch.Tensor]:
-    """Everything a finished run has learned."""
+    """All tensors of a finished run."""
     payload = torch.load(folder / "last.pt", weights_only=True)
     learned = {f"{part}.{name}": value for part in ("model", "ema") for name, value in payload[part].items()}
     moments = {f"{k}.{name}": v for k, state in payload["optimizer"]["state"].items() for name, v in state.items()}
@@ -32,16 +32,16 @@ def assert_same(a: Path, b: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A recipe, and the folder of its run."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+    folder = tmp_path_factory.mktemp("uninterrupted")
     recipe = write_recipe(folder / "small.yaml", optim={"epochs": 7})
     assert fork(["train", str(recipe), "--run.out", str(folder / "run")]).returncode == 0
     return recipe, folder / "run"
 
 
-def test_killed_ten_times(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
-    recipe, whole = undisturbed
+def test_killed_ten_times(uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = uninterrupted
     command = [sys.executable, str(ROOT / "tests/helpers/kill_driver.py"), str(recipe), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     kills = int(done.stdout.split()[1].rstrip(","))
@@ -63,8 +63,8 @@ def stop_early(args: list[str], run: Path) -> None:
     assert error.startswith("tailprop: stopped after step ")
 
 
-def test_stopped_by_sigterm_in_the_middle_of_an_epoch(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
-    recipe, whole = undisturbed
+def test_stopped_by_sigterm_in_the_middle_of_an_epoch(uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = uninterrupted
     run, args = tmp_path / "run", ["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "1"]
     stop_early(args, run)
     payload = torch.load(run / "last.pt", weights_only=True)
@@ -73,13 +73,13 @@ def test_stopped_by_sigterm_in_the_middle_of_an_epoch(undisturbed: tuple[Path, P
     assert_same(run, whole)
 
 
-def test_workers_change_nothing(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
-    recipe, whole = undisturbed
+def test_number_of_workers_changes_nothing(uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, whole = uninterrupted
     assert fork(["train", str(recipe), "--run.out", str(tmp_path / "run"), "--data.workers", "2"]).returncode == 0
     assert_same(tmp_path / "run", whole)
 
 
-def test_two_processes_learn_what_one_learns_from_the_doubled_batch(tmp_path: Path) -> None:
+def test_two_processes_match_one_with_twice_the_batch(tmp_path: Path) -> None:
     plain = {"mixup": 0.0, "cutmix": 0.0}
     recipe = write_recipe(tmp_path / "small.yaml", augment=plain, model={"drop_path": 0.0}, optim={"clip_grad": 1.0})
     one = fork(["train", str(recipe), "--run.out", str(tmp_path / "one"), "--optim.batch-size", "80"])
@@ -116,14 +116,14 @@ with process_group("cpu", 1) as world:
 """
 
 
-def test_two_processes_measure_every_image_once(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+def test_two_processes_evaluate_every_image_once(uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
     script = tmp_path / "measures.py"
     script.write_text(MEASURES)
     for processes in (1, 2):
-        done = fork([str(undisturbed[1]), str(tmp_path / f"{processes}.pt")], processes=processes, script=script)
+        done = fork([str(uninterrupted[1]), str(tmp_path / f"{processes}.pt")], processes=processes, script=script)
         assert done.returncode == 0, done.stderr
     one, two = (torch.load(tmp_path / f"{processes}.pt", weights_only=True) for processes in (1, 2))
-    assert one["count"] == two["count"] == 599  # an odd number: shards of one size would repeat an image
+    assert one["count"] == two["count"] == 599  # an odd number: equal shards would repeat an image
     assert torch.equal(one["confusion"], two["confusion"])
 
 
@@ -148,7 +148,7 @@ with process_group("cpu", 1) as world:
 """
 
 
-def test_two_processes_measure_one_network_where_batch_norms_are_in_it(tmp_path: Path) -> None:
+def test_two_processes_evaluate_with_the_same_batch_norm_statistics(tmp_path: Path) -> None:
     run = {"out": str(tmp_path / "run"), "ema": 0.0}
     model = {"name": "resnet10t", "drop_path": 0.0, "args": {}}
     recipe = write_recipe(tmp_path / "r.yaml", model=model, optim={"epochs": 1, "epoch_steps": 2, "batch_size": 8}, run=run)
@@ -173,7 +173,7 @@ sys.exit(tailprop_cli.main(sys.argv[1:]))
 """
 
 
-def test_torchrun_restarts_a_crashed_run_by_itself(tmp_path: Path) -> None:
+def test_torchrun_restarts_a_crashed_run(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"batch_size": 50})
     script = tmp_path / "crashes_once.py"
     script.write_text(CRASHES_ONCE)
@@ -184,15 +184,15 @@ def test_torchrun_restarts_a_crashed_run_by_itself(tmp_path: Path) -> None:
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-def test_another_run_is_not_overwritten_and_not_continued_otherwise(
-    undisturbed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+def test_existing_run_is_not_overwritten_or_resumed_with_other_settings(
+    uninterrupted: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe, whole = undisturbed
+    recipe, whole = uninterrupted
     before = (whole / "last.pt").read_bytes()
     for extra, message in (
         ([], "holds a run; resume it (--run.resume)"),
-        (["--run.resume", "--optim.lr", "0.1"], "was begun with other settings (optim.lr)"),
-        (["--run.resume", "--optim.grad-accum-steps", "2"], "images in a step, now there are"),
+        (["--run.resume", "--optim.lr", "0.1"], "was started with other settings (optim.lr)"),
+        (["--run.resume", "--optim.grad-accum-steps", "2"], "images per step, now there are"),
         (["--run.resume", "--run.overwrite"], "exclude each other"),
     ):
         assert tailprop_cli.main(["train", str(recipe), "--run.out", str(whole), *extra]) == 2

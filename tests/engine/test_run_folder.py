@@ -1,4 +1,4 @@
-"""What a run that goes on keeps, and what it refuses."""
+"""Run folders: what a resumed run keeps and what it rejects."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ from tests.helpers.runs import (
 )
 
 
-def test_resume_needs_the_same_data_but_not_the_first_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_needs_the_same_data_but_not_the_initial_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = folder_recipe(tmp_path, make_folder(tmp_path / "images"))
     assert tailprop_cli.main(args) == 0
     first = tmp_path / "first.safetensors"
@@ -48,7 +48,7 @@ def test_resume_needs_the_same_data_but_not_the_first_weights(tmp_path: Path, ca
     assert "the train data is not what" in capsys.readouterr().err
 
 
-def test_the_run_folder_stands_for_the_command(
+def test_run_folder_can_replace_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
@@ -66,16 +66,16 @@ def test_the_run_folder_stands_for_the_command(
     assert f"{moved}, already finished\n" in capsys.readouterr().out
 
 
-def test_weights_without_the_last_checkpoint_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_weights_without_last_checkpoint_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
     (run / "last.pt").unlink()
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    assert_refused(["train", str(run), "--run.resume"], "last.pt is gone, so there is nothing to resume from", capsys)
+    assert_refused(["train", str(run), "--run.resume"], "last.pt is missing, so the run cannot resume", capsys)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
 
-def test_an_export_that_was_removed_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_removed_export_is_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
     before = load_file(run / "model.safetensors")
@@ -83,17 +83,17 @@ def test_an_export_that_was_removed_is_made_again(tmp_path: Path, capsys: pytest
     assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
     after = load_file(run / "model.safetensors")
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    assert tailprop_cli.main(["eval", str(run)]) == 0  # it carries its settings and names again
+    assert tailprop_cli.main(["eval", str(run)]) == 0  # it has its settings and class names again
     for name in ("model.safetensors", "best.pt"):
         (run / name).unlink()
     capsys.readouterr()
     assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
     said = capsys.readouterr()
-    assert "the best weights are lost" in said.err
+    assert "the best weights so far are lost" in said.err
     assert "model.safetensors" not in said.out
 
 
-def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_finds_its_data_from_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_folder(tmp_path / "images")
     monkeypatch.chdir(tmp_path)
     assert tailprop_cli.main(folder_recipe(tmp_path, Path("images"))) == 0
@@ -103,9 +103,7 @@ def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: p
     assert tailprop_cli.main(["train", "../run", "--run.resume"]) == 0
 
 
-def test_paths_of_the_data_are_kept_absolute_and_nothing_else_is_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_paths_are_stored_as_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("images", "skip"):
         (tmp_path / name).mkdir()
@@ -114,12 +112,12 @@ def test_paths_of_the_data_are_kept_absolute_and_nothing_else_is_changed(
     folder.begin(given)
     kept = read_config(folder.path)["data"]
     assert (kept["train"], kept["test"]) == ([str(tmp_path / "images")], str(tmp_path / "images"))
-    assert kept["on_broken"] == "skip"  # text that is no path, though a folder has that name
-    folder.check(replace(given, run=replace(given.run, resume=True)))  # the command repeated is no other run
+    assert kept["on_broken"] == "skip"  # text that is not a path, although a folder has that name
+    folder.check(replace(given, run=replace(given.run, resume=True)))  # the repeated command is the same run
     folder.release()
 
 
-def test_another_programs_log_is_not_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_of_another_program_is_not_truncated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("mine\n")
     recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
@@ -127,15 +125,15 @@ def test_another_programs_log_is_not_emptied(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == "mine\n"
 
 
-def test_processes_that_see_other_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_different_data_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, world = build(ClassifyConfig, settings(run={"out": str(tmp_path / "run")})), World(0, 1, torch.device("cpu"))
     trainer = Trainer(SPEC, Classification(config, world), config, world)
     monkeypatch.setattr("tailprop.engine.trainer.all_gather", lambda value: [value, {"train": "other", "validation": "same"}])
-    with pytest.raises(ValueError, match="not every process sees the same data"):
+    with pytest.raises(ValueError, match="not every process sees the same dataset"):
         trainer.run()
 
 
-def test_a_mistake_does_not_cost_the_old_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_settings_do_not_delete_the_old_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
     command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
     assert tailprop_cli.main(command) == 0
@@ -148,10 +146,10 @@ def test_a_mistake_does_not_cost_the_old_run(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "foreign" / "config.yaml").write_text("data: coco")
     capsys.readouterr()
     assert tailprop_cli.main([*command[:-1], str(tmp_path / "foreign"), "--run.overwrite"]) == 2
-    assert "is not the config.yaml of a run" in capsys.readouterr().err
+    assert "is not the config.yaml of a tailprop run" in capsys.readouterr().err
 
 
-def test_a_run_stopped_while_it_is_evaluated_resumes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_stopped_in_evaluation_resumes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(tmp_path / "small.yaml")
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "whole")]) == 0
     command, evaluate = ["train", str(recipe), "--run.out", str(tmp_path / "run")], Classification.evaluate
@@ -170,9 +168,7 @@ def test_a_run_stopped_while_it_is_evaluated_resumes_there(tmp_path: Path, monke
     assert losses(tmp_path / "whole") == losses(tmp_path / "run")
 
 
-def test_the_manifest_keeps_what_was_run_first_and_how_it_was_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_manifest_keeps_the_first_launch_and_every_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
     stop_and_resume(recipe, run, 3, monkeypatch)
     manifest = json.loads((run / "manifest.json").read_text())
@@ -184,7 +180,7 @@ def test_the_manifest_keeps_what_was_run_first_and_how_it_was_continued(
     assert (run / "manifest.json").read_bytes() == before  # it was finished
 
 
-def test_an_epoch_that_was_logged_but_not_saved_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_logged_but_not_saved_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["train", str(write_recipe(tmp_path / "small.yaml")), "--run.out", str(tmp_path / "run")]
     save = Persistence.save
 
@@ -203,7 +199,7 @@ def test_an_epoch_that_was_logged_but_not_saved_is_logged_once(tmp_path: Path, m
     assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1, 2]
 
 
-def test_a_process_that_sees_another_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_with_another_checkpoint_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = build(ClassifyConfig, settings(run={"out": str(tmp_path)}))
     world = World(0, 1, torch.device("cpu"))
     monkeypatch.setattr("tailprop.engine.trainer.all_gather", lambda value: [value, 40] if isinstance(value, int) else [value])
@@ -212,7 +208,7 @@ def test_a_process_that_sees_another_checkpoint_is_refused(tmp_path: Path, monke
         trainer.run()
 
 
-def test_a_checkpoint_without_its_settings_resumes_with_the_same_ones_only(
+def test_checkpoint_without_config_resumes_with_the_same_settings_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
@@ -225,13 +221,13 @@ def test_a_checkpoint_without_its_settings_resumes_with_the_same_ones_only(
     assert tailprop_cli.main([*command, *divided, "--run.resume"]) == 0
     assert (
         read_settings(tmp_path / "run" / "model.safetensors", ClassifyConfig).run.threads == 1
-    )  # of config.yaml: still theirs
+    )  # config.yaml is still that of the other program
     payload = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
     torch.save(payload | {"format": 1}, tmp_path / "run" / "last.pt")
-    assert_refused([*command, "--run.resume"], "not a checkpoint of this version of the program", capsys)
+    assert_refused([*command, "--run.resume"], "not a checkpoint of this version of tailprop", capsys)
 
 
-def test_what_is_left_of_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
     command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
     assert tailprop_cli.main(command) == 0
@@ -245,5 +241,5 @@ def test_what_is_left_of_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest
     old.write_bytes(b"")
     assert tailprop_cli.main([*command, "--run.overwrite"]) == 0
     assert holiday.exists()
-    assert old.stat().st_size > 0  # one of the run's own files, drawn again
+    assert old.stat().st_size > 0  # a file of the run, written again
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["processes"] == 1

@@ -25,18 +25,18 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def place(run: Path) -> list[str]:
-    """Where the data lies now: generated scenes are made again."""
+    """Set the data paths of this machine; scenes are generated again."""
     return ["--data.root", str(run.parent / "scenes")] if run.name == "segment" else []
 
 
-def test_a_run_of_before_is_resumed_to_the_same_weights(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_run_resumes_to_the_same_weights(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = read_config(run)
-    assert "batch" in before["optim"]  # it speaks the old names
+    assert "batch" in before["optim"]  # it has the old names
     assert tailprop_cli.main(["train", str(run), "--run.resume", *place(run)]) == 0
     assert "resumed from step" in capsys.readouterr().out
     expected, found = load_file(run / "expected.safetensors"), load_file(run / "model.safetensors")
     assert expected.keys() == found.keys()
-    for name, value in expected.items():  # bit for bit on the machine they were made on
+    for name, value in expected.items():  # bit-identical on the machine that wrote them
         torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
     after = read_config(run)
     assert after["optim"]["batch_size"] == before["optim"]["batch"]
@@ -47,12 +47,12 @@ def test_a_run_of_before_is_resumed_to_the_same_weights(run: Path, capsys: pytes
         assert after["augment"]["cat_max_ratio"] == before["augment"]["most_of_one"] == 0.9
 
 
-def test_a_run_of_before_is_not_resumed_with_other_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_run_is_not_resumed_with_other_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tailprop_cli.main(["train", str(run), "--run.resume", "--optim.lr", "1", *place(run)]) == 2
-    assert "was begun with other settings (optim.lr)" in capsys.readouterr().err
+    assert "was started with other settings (optim.lr)" in capsys.readouterr().err
 
 
-def test_weights_of_before_load(run: Path) -> None:
+def test_old_weights_load(run: Path) -> None:
     (run / "config.yaml").unlink()
     loaded = tailprop.load(run / "expected.safetensors")
     assert len(loaded.names) == {"classify": 10, "segment": 7}[run.name]
@@ -60,7 +60,7 @@ def test_weights_of_before_load(run: Path) -> None:
     loaded.predict(torch.rand(3, 48, 64))
 
 
-def test_old_names_are_read_on_the_command_line_too(tmp_path: Path) -> None:
+def test_old_option_names_work_on_the_command_line(tmp_path: Path) -> None:
     command = ["train", "digits", "--optim.batch", "600", "--optim.accumulate", "1", "--optim.epochs", "1"]
     small = ["--model.args", "depths=[1]", "dims=[8]", "--run.out", str(tmp_path / "run")]
     assert tailprop_cli.main([*command, *small, "--optim.clip=1.0"]) == 0

@@ -1,4 +1,4 @@
-"""The switches of a run, and what is said and drawn at its end."""
+"""Options of a run, and its output at the end."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def trained(tmp_path: Path, name: str, *extra: str, epochs: int = 1, **changes: 
     return torch.load(tmp_path / name / "last.pt", weights_only=True)["model"]
 
 
-def test_switches_of_memory_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_options_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     again = torch.utils.checkpoint.checkpoint
     monkeypatch.setattr("torch.utils.checkpoint.checkpoint", lambda *args, **how: calls.append(1) or again(*args, **how))
@@ -33,7 +33,7 @@ def test_switches_of_memory_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert all(torch.equal(saved[name], value) for name, value in plain.items())
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_if_it_is_looked_for(
+def test_non_finite_gradient_stops_the_run_if_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Classification, "loss", infinite_gradient)
@@ -42,17 +42,17 @@ def test_a_gradient_that_is_not_finite_stops_the_run_if_it_is_looked_for(
     assert_refused(command, "a gradient is not finite in epoch 1, step 1; lower --optim.lr", capsys)
 
 
-def test_compiled_for_each_size_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_for_each_training_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[torch.Size] = []
 
-    def eager(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:  # C++ code would take a minute
+    def eager(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:  # compiling C++ would take a minute
         sizes.extend(x.shape[-2:] for x in inputs if isinstance(x, Tensor) and x.shape[1:-2] == (1,) and len(x) == 200)
-        assert not any(isinstance(x, torch.SymInt) for x in inputs)  # a size left open, which inductor cannot train
+        assert not any(isinstance(x, torch.SymInt) for x in inputs)  # a dynamic size, which inductor cannot train
         return graph
 
     whole = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: whole(self, backend=eager, **options))
-    straight: dict[str, Any] = {"drop_path": 0.0}  # a captured graph draws its dropped branches otherwise
+    straight: dict[str, Any] = {"drop_path": 0.0}  # a captured graph draws other random numbers for drop path
     grows: dict[str, Any] = {"model": straight, "data": {"train_px": [32, 40], "size_px": 40}}
     trained(tmp_path, "eager", epochs=2, **grows)
     trained(tmp_path, "compiled", "--run.compile", epochs=2, **grows)
@@ -70,7 +70,7 @@ def test_reduced_precision_follows_fp32(precision: str, tmp_path: Path) -> None:
     assert scale == (2.0**16 if precision == "fp16" else None)
 
 
-def test_fp16_that_always_overflows_is_seen(
+def test_persistent_fp16_overflow_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Classification, "loss", infinite_gradient)
@@ -80,11 +80,11 @@ def test_fp16_that_always_overflows_is_seen(
 
 
 def infinite_gradient(task: Classification, model: nn.Module, batch: Any) -> Tensor:
-    """A fine loss whose gradient is infinite."""
+    """A finite loss with an infinite gradient."""
     return (0 * model(task.augment(batch.images, batch.seeds)).mean()).abs().sqrt()
 
 
-def test_the_papers_number_stands_beside_its_own_model_only() -> None:
+def test_paper_result_is_shown_for_its_own_model_only() -> None:
     def summary(name: str, classes: int) -> str:
         values = settings(model={"name": name}, data={"num_classes": classes}) | {"paper_top1": {"tailprop_tiny": 82.9}}
         task = Classification(build(ClassifyConfig, values), World(0, 1, torch.device("cpu")))
@@ -98,7 +98,7 @@ def accuracy(count: int) -> Accuracy:
     return Accuracy(float(count), 100.0, 0.1, count, torch.zeros(count, 3, dtype=torch.int64), torch.ones(count), 10)
 
 
-def test_the_confusion_drawn_is_that_of_the_exported_weights(
+def test_confusion_plot_is_of_the_exported_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = [accuracy(n) for n in (60, 90, 80)]
@@ -109,12 +109,12 @@ def test_the_confusion_drawn_is_that_of_the_exported_weights(
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
     assert drawn == [90]
     task = Classification(build(ClassifyConfig, settings()), World(0, 1, torch.device("cpu")))
-    task.best = accuracy(80)  # what a resumed run has seen of it
+    task.best = accuracy(80)  # the best since the run was resumed
     task.draw([{"epoch": n, "loss": 1.0, "top1": top1} for n, top1 in enumerate((90.0, 80.0), start=1)], tmp_path)
     assert drawn == [90]
     assert "the best epoch was before the run was resumed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.0, 10), (0.1, 10), (1.0, 5), (3.0, 1), (60.0, 1)])
-def test_a_gpu_with_long_steps_is_asked_more_often(seconds: float, steps: int) -> None:
+def test_gpu_with_long_steps_is_synchronized_more_often(seconds: float, steps: int) -> None:
     assert steps_within(seconds) == steps

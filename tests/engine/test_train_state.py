@@ -1,4 +1,4 @@
-"""The loop, and the commands built on it, in miniature."""
+"""Schedules, optimizers, and small runs of the demo and the studies."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ def test_schedule() -> None:
     assert schedule.at(110) == schedule.at(500) == pytest.approx(0.1)
 
 
-def test_decay_in_a_line_and_in_steps() -> None:
+def test_linear_and_step_schedules() -> None:
     line = Schedule(lr=1.0, steps=110, warmup_steps=10, sched="poly")
     assert [line.at(step) for step in (4, 10, 60, 110)] == pytest.approx([0.5, 1.0, 0.5, 0.0])
     optim = OptimConfig(epochs=12, lr=1e-4, lr_base_size=None, warmup_steps=100, sched="steps", milestones=(8, 11))
@@ -37,12 +37,12 @@ def test_decay_in_a_line_and_in_steps() -> None:
 
 
 @pytest.mark.parametrize("wrong", [dict(sched="steps"), dict(milestones=(3.0,)), dict(sched="steps", milestones=(4.0, 2.0))])
-def test_milestones_belong_to_steps(wrong: dict[str, Any]) -> None:
+def test_milestones_need_the_step_schedule(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="milestones"):
         OptimConfig(**wrong).check()
 
 
-def test_optimizer_spares_scales() -> None:
+def test_no_weight_decay_on_scales() -> None:
     model = tiny_net(mixer_args=dict(scale_per_channel=True))
     optimizer = build_optimizer(model, OptimConfig(weight_decay=0.05, scale_lr=10.0))
     settings = {id(p): (g["weight_decay"], g["lr_scale"]) for g in optimizer.param_groups for p in g["params"]}
@@ -54,12 +54,12 @@ def test_optimizer_spares_scales() -> None:
 
 def test_demo_in_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tailprop_cli.main(["demo", "--epochs", "1", "--batch-size", "512", "--out", str(tmp_path)]) == 0
-    assert "of the held-out digits are right" in capsys.readouterr().out
+    assert "on the held-out digits after epoch" in capsys.readouterr().out
     names = {path.name for path in tmp_path.iterdir()}
     assert {"learning.png", "confusion.png", "operator.png", "model.safetensors", "manifest.json"} <= names
 
 
-def test_a_demo_that_is_stopped_says_so_in_a_line(
+def test_stopped_demo_prints_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     after_step = Trainer._after_step
@@ -71,7 +71,7 @@ def test_a_demo_that_is_stopped_says_so_in_a_line(
     monkeypatch.setattr(Trainer, "_after_step", press_ctrl_c)
     assert tailprop_cli.main(["demo", "--batch-size", "512", "--out", str(tmp_path)]) == 130
     error = capsys.readouterr().err
-    assert error.endswith("tailprop: stopped after step 1\n")  # it has no --run.resume to go on with
+    assert error.endswith("tailprop: stopped after step 1\n")  # the demo has no --run.resume
     assert "Traceback" not in error
 
 
@@ -85,7 +85,7 @@ def write_snapshot(root: Path) -> None:
         pq.write_table(pa.Table.from_pylist(rows), root / f"{split}-00000-of-00001.parquet")
 
 
-def test_scale_study_writes_rows_with_their_origin(tmp_path: Path) -> None:
+def test_scale_study_writes_rows_with_provenance(tmp_path: Path) -> None:
     write_snapshot(tmp_path)
     out = tmp_path / "scales.csv"
     args = [
@@ -110,7 +110,7 @@ def test_scale_study_writes_rows_with_their_origin(tmp_path: Path) -> None:
     assert row["torch"] == torch.__version__
 
 
-def test_the_loader_study_measures_three_kinds_of_batches(tmp_path: Path) -> None:
+def test_loader_study_measures_three_kinds_of_batches(tmp_path: Path) -> None:
     write_snapshot(tmp_path)
     out = tmp_path / "loader.csv"
     args = ["--data", str(tmp_path), "--model", "tailprop_pico", "--size-px", "32", "--batch-size", "4", "--threads", "1"]

@@ -1,4 +1,4 @@
-"""The engine end to end on small data: broken images, failures that lose nothing, the parquet recipe."""
+"""The engine end to end on small datasets: broken images, failures, the parquet recipe."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_own_images_from_a_checkpoint_with_another_class_count(tmp_path: Path, c
     assert manifest["examples"] == {"train": 16, "validation": 16}
     assert {"command", "torch", "hardware", "commit", "config_hash", "split_hash", "parameters", "macs"} <= manifest.keys()
 
-    shutil.copy(run / "model.safetensors", tmp_path / "far.safetensors")  # weights carry what they need
+    shutil.copy(run / "model.safetensors", tmp_path / "far.safetensors")  # exported weights are self-contained
     near, far = load_classifier(str(run)), load_classifier(str(tmp_path / "far.safetensors"))
     assert (far.names, far.settings.data.size_px, far.settings.augment) == (
         near.names,
@@ -60,7 +60,7 @@ def test_own_images_from_a_checkpoint_with_another_class_count(tmp_path: Path, c
     capsys.readouterr()
     tuned = folder_recipe(tmp_path, three)
     assert tailprop_cli.main([*tuned[:-1], str(tmp_path / "tuned"), "--model.init", str(run)]) == 0
-    assert "head.fc.weight" in capsys.readouterr().out  # the classifier did not fit, and it says so
+    assert "head.fc.weight" in capsys.readouterr().out  # the classifier does not fit, which is reported
     state = torch.load(tmp_path / "tuned" / "best.pt", weights_only=True)
     assert state["model"]["head.fc.weight"].shape[0] == 3
 
@@ -84,7 +84,7 @@ def test_broken_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert tailprop_cli.main(args) == 2
     assert "train/red/3.jpg: not an image; fix or remove it" in capsys.readouterr().err
     assert tailprop_cli.main([*args, "--data.on-broken", "skip", "--run.overwrite"]) == 0
-    assert "2 broken images left out" in capsys.readouterr().out
+    assert "2 broken images skipped" in capsys.readouterr().out
     payload = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
     assert set(payload["broken"]) == {"train/red/3.jpg", "val/blue/1.jpg"}
     assert (
@@ -92,43 +92,43 @@ def test_broken_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     assert json.loads((tmp_path / "e.json").read_text())["count"] == 15
     printed = capsys.readouterr()
-    assert printed.err.count("left out, val/blue/1.jpg: ") == 1
-    assert "1 broken image left out" in printed.out
+    assert printed.err.count("skipped val/blue/1.jpg: ") == 1
+    assert "1 broken image skipped" in printed.out
 
 
-def test_names_of_any_bytes_and_signs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file name that is no UTF-8, classes that look like formulas or markup, more outputs than classes."""
+def test_file_names_with_any_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file name that is not UTF-8, class names that look like formulas or markup, more outputs than classes."""
     root = make_folder(tmp_path / "images")
     (root / "train" / "red" / "1.jpg").rename(Path(os.fsdecode(os.fsencode(root) + b"/train/red/M\xfcller.jpg")))
     for split in ("train", "val"):
         (root / split / "red").rename(root / split / "a $_$ [b]")
     args = [*folder_recipe(tmp_path, root, num_classes=4)]
     assert tailprop_cli.main(args) == 0
-    assert "could not be drawn" not in capsys.readouterr().err
+    assert "could not draw the figures" not in capsys.readouterr().err
     assert tailprop_cli.main(["eval", str(tmp_path / "run")]) == 0
     assert load_classifier(str(tmp_path / "run")).names == ("a $_$ [b]", "blue", "2", "3")
 
 
-def test_eval_measures_all_of_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_uses_all_images_of_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one_tree = make_folder(tmp_path / "images") / "train"
     assert tailprop_cli.main(folder_recipe(tmp_path, one_tree, held_out=0.5)) == 0
     out, command = tmp_path / "e.json", ["eval", str(tmp_path / "run"), "--out", str(tmp_path / "e.json")]
     assert tailprop_cli.main(command) == 0
     held_out = json.loads(out.read_text())["count"]
     assert 0 < held_out < 16
-    assert "about 50% of it were measured, held out of training" in capsys.readouterr().out
+    assert "about 50% of its images were evaluated, those held out of training" in capsys.readouterr().out
     assert tailprop_cli.main([*command, "--split", "train"]) == 0
-    assert "about 50% of it were measured, those of training" in capsys.readouterr().out
+    assert "about 50% of its images were evaluated, those of training" in capsys.readouterr().out
     assert tailprop_cli.main([*command, "--data.held-out", "0.3"]) == 0
-    assert "training held out 50%, so some of these may be among those it learned from" in capsys.readouterr().out
+    assert "training held out 50%, so some of them may be training images" in capsys.readouterr().out
     other = make_folder(tmp_path / "other", count=3, splits=("all",)) / "all"
     assert tailprop_cli.main([*command, "--data.root", str(other)]) == 0
     assert json.loads(out.read_text())["count"] == 6
-    assert "all of it was measured" in capsys.readouterr().out
+    assert "all of its images were evaluated" in capsys.readouterr().out
 
 
-def test_a_foreign_model_keeps_its_own_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
-    create, name = timm.create_model, "vit_tiny_patch16_224"  # normalised with 0.5, not as ours
+def test_pretrained_model_keeps_its_preprocessing(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, name = timm.create_model, "vit_tiny_patch16_224"  # normalised with mean 0.5, unlike our models
 
     def without_download(name: str, pretrained: bool = False, **_: object) -> torch.nn.Module:
         assert pretrained
@@ -143,22 +143,20 @@ def test_a_foreign_model_keeps_its_own_preparation(monkeypatch: pytest.MonkeyPat
 def test_failures_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = folder_recipe(tmp_path, make_folder(tmp_path / "images"))
     wrong = [*args, "--data.num-classes", "1"]
-    assert_refused(wrong, "label 1 of train/red/0.jpg (train) is outside the 1 classes", capsys)
+    assert_refused(wrong, "label 1 of train/red/0.jpg (train) is not a valid class index from 0 to 0", capsys)
     assert_refused([*args, "--optim.lr", "1e30", "--optim.epochs", "3"], "there is no checkpoint yet", capsys)
     inside = ["--run.out", str(tmp_path / "images" / "train" / "red" / "0.jpg" / "run")]
     assert_refused([*args, *inside], "(Not a directory); change --run.out", capsys)
     assert tailprop_cli.main([*args, "--run.overwrite"]) == 0
     capsys.readouterr()
     before = files_of(tmp_path / "run")
-    assert_refused([*wrong, "--run.overwrite"], "is outside the 1 classes", capsys)
+    assert_refused([*wrong, "--run.overwrite"], "is not a valid class index from 0 to 0", capsys)
     assert_refused([*args, "--run.overwrite", "--data.root", str(tmp_path / "nowhere")], "no folder", capsys)
     assert files_of(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("option", ["--out", "--confusion"])
-def test_eval_refuses_a_place_it_cannot_write_to_before_the_work(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_checks_output_paths_first(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     for path, message in ((tmp_path, "is a folder; name a file"), (tmp_path / "file" / "e.json", "is a file; name a folder")):
         assert tailprop_cli.main(["eval", "no checkpoint", option, str(path)]) == 2
@@ -172,9 +170,9 @@ def test_full_disk(tmp_path: Path) -> None:
     checkpoint.save(path, {"model": {"w": torch.ones(10)}})
     before = path.read_bytes()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))  # files of this process end here, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))  # limits the file size of this process, like a full disk
     try:
-        with pytest.raises(OSError, match=r"cannot write .*last.pt .*what was saved before is intact"):
+        with pytest.raises(OSError, match=r"cannot write .*last.pt .*files saved before are intact"):
             checkpoint.save(path, {"model": {"w": torch.ones(1_000_000)}}, also=tmp_path / "best.pt")
         with pytest.raises(OSError, match=r"cannot write .*model.safetensors"):
             checkpoint.save_weights(tmp_path / "model.safetensors", torch.nn.Linear(1000, 1000), {})
@@ -185,13 +183,15 @@ def test_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_log_on_a_full_disk_is_named(tmp_path: Path) -> None:
+def test_full_disk_while_logging_is_reported(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"cannot write .*metrics.jsonl \(No space left on device\); .*make room and try again"):
+    with pytest.raises(
+        OSError, match=r"cannot write .*metrics.jsonl \(No space left on device\); .*free some disk space and try again"
+    ):
         RunFolder(tmp_path).log({"step": 1})
 
 
-def test_missing_memory_while_saving_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
+def test_out_of_memory_while_saving_is_not_a_disk_error(tmp_path: Path) -> None:
     def write(_: Path) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
@@ -199,7 +199,7 @@ def test_missing_memory_while_saving_is_not_blamed_on_the_disk(tmp_path: Path) -
         write_atomically(tmp_path / "x.pt", write)
 
 
-def test_a_run_on_a_full_disk_ends_in_a_line_and_resumes_when_there_is_room(
+def test_run_on_a_full_disk_stops_in_one_line_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe, run = write_recipe(tmp_path / "small.yaml"), tmp_path / "run"
@@ -217,13 +217,13 @@ def test_a_run_on_a_full_disk_ends_in_a_line_and_resumes_when_there_is_room(
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     error = capsys.readouterr().err
     assert "last.pt" in error
-    assert "what was saved before is intact; make room and try again" in error
+    assert "files saved before are intact; free some disk space and try again" in error
     assert error.count("\n") == 1
     assert checkpoint.load(run / "last.pt")["position"]["global_step"] == 2
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run), "--run.resume"]) == 0
 
 
-def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warm_up_longer_than_the_run_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["train", str(write_recipe(tmp_path / "small.yaml")), "--run.out", str(tmp_path / "run"), "--optim.epochs", "1"]
     assert tailprop_cli.main([*command, "--optim.warmup-epochs", "3"]) == 0
     assert "the learning rate ends at 33 % of its peak" in capsys.readouterr().err
@@ -231,18 +231,18 @@ def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path, capsys: pytest.Ca
     assert "of its peak" not in capsys.readouterr().err
 
 
-def test_exported_weights_are_as_readable_as_other_files(tmp_path: Path) -> None:
+def test_exported_weights_have_default_permissions(tmp_path: Path) -> None:
     checkpoint.save_weights(tmp_path / "model.safetensors", torch.nn.Linear(2, 2), {})
     (tmp_path / "other").write_text("")
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+def test_write_through_a_symlink(tmp_path: Path) -> None:
     real, link = tmp_path / "disk" / "last.pt", tmp_path / "run" / "last.pt"
     for path in (real, link):
         path.parent.mkdir()
     link.symlink_to(real)
-    for content in ("old", "new"):  # at first there is nothing at its end
+    for content in ("old", "new"):  # at first the link is dangling
         write_atomically(link, lambda part, content=content: part.write_text(content))
         assert (link.is_symlink(), real.read_text()) == (True, content)
     (tmp_path / "run" / "best.pt").symlink_to(tmp_path / "disk" / "best.pt")
@@ -251,7 +251,7 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
     assert all(path.is_symlink() for path in link.parent.iterdir())
 
 
-def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+def test_write_to_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -275,21 +275,21 @@ class Malicious:
         return os.mkdir, (str(self.proof),)
 
 
-def test_malicious_checkpoints_are_refused_unexecuted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malicious_checkpoints_are_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proof, path = tmp_path / "executed", tmp_path / "model.pt"
     torch.save({"model": {"w": torch.ones(1)}, "extra": Malicious(proof)}, path)
     raw = tmp_path / "raw.pt"
     raw.write_bytes(pickle.dumps({"model": Malicious(proof)}))
     recipe = write_recipe(tmp_path / "r.yaml")
     for command, reason in (
-        (["eval", str(path), "--model", "tailprop_pico"], f"it asks for {os.name}.mkdir"),
-        (["eval", str(raw), "--model", "tailprop_pico"], "no pickle of weights"),
-        (["train", str(recipe), "--model.init", str(path), "--run.out", str(tmp_path / "run")], f"it asks for {os.name}.mkdir"),
+        (["eval", str(path), "--model", "tailprop_pico"], f"it imports {os.name}.mkdir"),
+        (["eval", str(raw), "--model", "tailprop_pico"], "not a pickle of weights"),
+        (["train", str(recipe), "--model.init", str(path), "--run.out", str(tmp_path / "run")], f"it imports {os.name}.mkdir"),
     ):
         assert tailprop_cli.main(command) == 2
         error = capsys.readouterr().err
-        assert f"was not executed ({reason})" in error
-        assert "weights_only" not in error  # PyTorch advises to execute it after all
+        assert f"was not executed ({reason}" in error
+        assert "weights_only" not in error  # PyTorch's advice to execute it is removed
         assert error.count("\n") == 1
     run = tmp_path / "resumed"
     run.mkdir()
@@ -299,17 +299,17 @@ def test_malicious_checkpoints_are_refused_unexecuted(tmp_path: Path, capsys: py
     assert not proof.exists()
 
 
-def test_a_root_one_level_too_high(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_root_one_level_too_high(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_folder(tmp_path / "above" / "images", splits=("all",))
     args = folder_recipe(tmp_path, tmp_path / "above" / "images")
-    assert_refused(args, "there is a single class, all: nothing to tell apart", capsys)
+    assert_refused(args, "the dataset has a single class, all", capsys)
 
 
-def test_a_run_stopped_by_a_broken_image_resumes_without_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_stopped_by_a_broken_image_resumes_without_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = make_folder(tmp_path / "images")
     (images / "val" / "red" / "3.jpg").write_text("not an image")
     args = [*folder_recipe(tmp_path, images), "--data.on-broken"]
-    assert_refused([*args, "stop"], "3.jpg: not an image; fix or remove it, or leave it out", capsys)
+    assert_refused([*args, "stop"], "3.jpg: not an image; fix or remove it, or skip it", capsys)
     assert tailprop_cli.main([*args, "skip", "--run.resume"]) == 0
     assert "2 classes (blue, red); images: 16 train, 16 validation" in capsys.readouterr().out
 
@@ -331,7 +331,7 @@ def test_corrupt_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         shard.write_bytes(shard.read_bytes()[:-200])
         assert_refused([*command, option], "train-00001-of-00002.parquet is corrupt", capsys)
         shard.unlink()
-        assert_refused([*command, option], "holds 1 of 2 train shards", capsys)
+        assert_refused([*command, option], "has 1 of 2 train shards", capsys)
         make_snapshot(root, {"train": [0, 1, 7, 1]}, classes=2)
         assert_refused([*command, option], "label 7 of", capsys)
     assert files_of(tmp_path / "run") == before
@@ -342,7 +342,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_imagenet_recipe_end_to_end_on_one_and_two_processes(tmp_path: Path) -> None:
-    """The paper's recipe on a tree of ImageNet's shape: 1000 classes, few images, a narrow network."""
+    """The paper's recipe on a folder like ImageNet: 1000 classes, few images, a narrow network."""
     labels = list(range(0, 1000, 125))
     root = make_snapshot(tmp_path / "data", {"train": labels * 2, "validation": [999, 0, 5]})
     small = ["--data.root", str(root), "--data.cache", str(tmp_path / "cache"), "--model.name", "tailprop_pico"]
@@ -353,7 +353,7 @@ def test_imagenet_recipe_end_to_end_on_one_and_two_processes(tmp_path: Path) -> 
         ["train", "imagenet1k_tiny", *small, "--optim.batch-size", "4", "--run.out", str(tmp_path / "two")], processes=2
     )
     assert two.returncode == 0, two.stderr
-    assert "the paper" not in one.stdout  # its number is tailprop_tiny's
+    assert "the paper" not in one.stdout  # its result is for tailprop_tiny
     for name, processes in (("one", 1), ("two", 2)):
         manifest = json.loads((tmp_path / name / "manifest.json").read_text())
         assert (manifest["classes"], manifest["examples"]["validation"], manifest["processes"]) == (1000, 3, processes)
@@ -361,7 +361,7 @@ def test_imagenet_recipe_end_to_end_on_one_and_two_processes(tmp_path: Path) -> 
         assert weights["head.fc.weight"].shape[0] == 1000
 
 
-def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(
+def test_non_finite_gradient_never_reaches_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", run={"save_every": 1})

@@ -1,4 +1,4 @@
-"""What tests share. ROOT is the checkout, FIXTURES the files tests read."""
+"""Helpers shared by tests. ROOT is the checkout, FIXTURES the folder of test data."""
 
 from pathlib import Path
 

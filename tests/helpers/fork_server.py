@@ -1,7 +1,7 @@
-"""Starts `tailprop`, or a script, in processes forked from one that has imported everything and computed nothing.
+"""Start `tailprop`, or a script, in processes forked from one that has imported everything but computed nothing.
 
-An import of PyTorch and timm takes longer than most of what is tested, and a process that computed could not be forked without
-tearing its thread pools in two. A request is a line of JSON on standard input, and so is the answer on standard output.
+Importing PyTorch and timm takes longer than most tests, and a process with running thread pools cannot be forked safely. A
+request is a line of JSON on standard input, the response a line of JSON on standard output.
 """
 
 import json
@@ -67,7 +67,7 @@ def _become(args: list[str], script: str | None, places: dict[str, str], said: l
 
 
 def _wait(children: set[int], timeout: float) -> int:
-    """The first exit code that is not zero; the others are stopped then, as torchrun does."""
+    """The first nonzero exit code; the other processes are then stopped, as torchrun does."""
     code, deadline = 0, time.monotonic() + timeout
     while children:
         child, status = os.waitpid(-1, os.WNOHANG)

@@ -1,7 +1,7 @@
-"""Kills a training run again and again, then lets it finish. Started by test_resume in a fresh interpreter.
+"""Kill a training run several times, then let it finish. Started by test_resume in a new interpreter.
 
-The children are forked from a process that has imported everything and computed nothing, so that ten of them start in the time
-of one, and no thread pool is torn in two.
+The children are forked from a process that has imported everything but computed nothing, so that ten of them start in the time
+of one, and no running thread pool is forked.
 """
 
 import os
@@ -33,7 +33,7 @@ def count_lines(path: Path) -> int:
 
 
 def kill_at_random(recipe: str, out: Path, rng: random.Random) -> bool:
-    """Kill it somewhere on its way to four steps more; whether it was still running."""
+    """Kill the run at a random point within the next four steps; returns whether it was still running."""
     log = out / "metrics.jsonl"
     before, steps = count_lines(log), rng.randint(-1, 4)
     child = start(recipe, out)
@@ -48,7 +48,7 @@ def kill_at_random(recipe: str, out: Path, rng: random.Random) -> bool:
 
 
 def kill_while_writing(recipe: str, out: Path, skip: int) -> bool:
-    """Kill it while a checkpoint is half written; whether that moment was met."""
+    """Kill the run while a checkpoint is being written; returns whether that succeeded."""
     child, part, seen = start(recipe, out), out / "last.pt.part", 0
     while is_alive(child):
         if part.exists():

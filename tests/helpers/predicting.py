@@ -1,4 +1,4 @@
-"""Runs with random weights and what `tailprop predict` answers with them."""
+"""Run folders with random weights, and the output of `tailprop predict` for them."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ def make_run(folder: Path, in_chans: int = 3) -> str:
 def make_weights(path: Path, in_chans: int = 3) -> None:
     torch.manual_seed(3)
     model = timm.create_model("tailprop_pico", num_classes=len(CLASSES), in_chans=in_chans)
-    torch.nn.init.normal_(model.head.fc.weight, std=0.15)  # far from uniform, so that images differ in their answers
+    torch.nn.init.normal_(model.head.fc.weight, std=0.15)  # far from uniform, so that predictions differ between images
     metadata = dict(architecture="tailprop_pico", num_classes=str(len(CLASSES)), classes="\n".join(CLASSES))
     save_weights(path, model, metadata)
 
@@ -52,8 +52,8 @@ def save(image: Image.Image, path: Path, **settings: Any) -> Path:
     return path
 
 
-def answer(checkpoint: str, *images: Path | str, **settings: Any) -> list[dict[str, Any]]:
-    """The JSON `predict` writes."""
+def predict_json(checkpoint: str, *images: Path | str, **settings: Any) -> list[dict[str, Any]]:
+    """The JSON output of `predict`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answer.json"
         predict.run(options(checkpoint, *images, out=out, **settings))
@@ -64,14 +64,14 @@ def options(checkpoint: str, *images: Path | str, **settings: Any) -> ClassifyPr
     return ClassifyPredict(checkpoint, tuple(map(str, images)), **{"size_px": 32, "device": "cpu", **settings})
 
 
-def chances(row: dict[str, Any]) -> list[float]:
+def probabilities(row: dict[str, Any]) -> list[float]:
     """Probabilities by class."""
     by_index = {score["index"]: score["probability"] for score in row["predictions"]}
     return [by_index[i] for i in range(len(CLASSES))]
 
 
 def expected(checkpoint: str, *images: Image.Image) -> torch.Tensor:
-    """Softmax of the model on `eval_transform`'s tensors, with none of the command in between."""
+    """Softmax of the model on `eval_transform`'s tensors, without the command."""
     classifier = load_once(checkpoint, size_px=32)
     settings = classifier.settings
     transform = eval_transform(settings.data, settings.augment, settings.model.in_chans)
@@ -80,5 +80,5 @@ def expected(checkpoint: str, *images: Image.Image) -> torch.Tensor:
 
 
 def assert_seen_as(checkpoint: str, path: Path, image: Image.Image, atol: float = 1e-6) -> None:
-    (row,) = answer(checkpoint, path, top=99)
-    torch.testing.assert_close(torch.tensor(chances(row)), expected(checkpoint, image)[0], atol=atol, rtol=1e-5)
+    (row,) = predict_json(checkpoint, path, top=99)
+    torch.testing.assert_close(torch.tensor(probabilities(row)), expected(checkpoint, image)[0], atol=atol, rtol=1e-5)

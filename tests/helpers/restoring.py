@@ -1,4 +1,4 @@
-"""A restoration run small enough for tests: a narrow network, images cut from scikit-image's photographs."""
+"""A restoration run small enough for tests: a narrow network, crops of scikit-image's photographs."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
 
 
 def write_images(folder: Path, count: int = 3, side: int = 40, mode: str = "L") -> Path:
-    """Photographs, cut small."""
+    """Small crops of photographs."""
     folder.mkdir(parents=True)
     photo = Image.fromarray(skimage.data.astronaut()).convert(mode)
     for i in range(count):
@@ -35,7 +35,7 @@ def write_images(folder: Path, count: int = 3, side: int = 40, mode: str = "L") 
 
 
 def write_recipe(path: Path, train: Path, test: Path, **changes: dict[str, Any]) -> Path:
-    """The small run with some settings changed, section by section."""
+    """A recipe of the small run, with changed settings by section."""
     settings = {k: (v | changes.get(k, {}) if isinstance(v, dict) else v) for k, v in SMALL.items()}
     settings["data"] = {"train": [str(train)], "test": str(test)} | settings["data"]
     path.write_text(yaml.safe_dump(settings))

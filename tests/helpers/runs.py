@@ -1,4 +1,4 @@
-"""A run small enough for tests: a narrow network of two stages on the embedded digits."""
+"""A run small enough for tests: a narrow network of two stages on scikit-learn's digits."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
 
 
 def settings(**changes: dict[str, Any]) -> dict[str, Any]:
-    """The small run with some settings changed, section by section."""
+    """Settings of the small run, with changes by section."""
     return {k: (v | changes.get(k, {}) if isinstance(v, dict) else v) for k, v in SMALL.items()}
 
 
@@ -49,19 +49,19 @@ def losses(folder: Path) -> list[float]:
 
 
 def last_row(folder: Path) -> dict[str, Any]:
-    """What was logged last: the last epoch's numbers."""
+    """The last row of the log: the metrics of the last epoch."""
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 
 
 def stop_and_resume(recipe: Path, out: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a recipe, stopped by SIGTERM after a step and then resumed."""
+    """Run a recipe, stop it with SIGTERM after a step, and resume it."""
     args = ["train", str(recipe), "--run.out", str(out)]
     stop_after(step, args, monkeypatch)
     assert tailprop_cli.main([*args, "--run.resume"]) == 0
 
 
 def stop_after(step: int, args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a command that is asked to stop after a step."""
+    """Run a command and request a stop after a step."""
     after_step = Trainer._after_step
 
     def stop_once(self: Trainer) -> None:
@@ -83,7 +83,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 def launch(
     args: list[str], processes: int = 1, restarts: int = 0, script: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`tailprop ...` in processes of its own, under torchrun if there are several."""
+    """Run `tailprop ...` in a subprocess, under torchrun for several processes."""
     target = [str(script)] if script else ["-m", "tailprop_cli"]
     command = [sys.executable, *target, *args]
     if processes > 1:
@@ -94,7 +94,7 @@ def launch(
 
 
 def fork(args: list[str], processes: int = 1, script: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The same by forks of a process that has imported everything: no torchrun stands above, and nothing is imported anew."""
+    """The same by forking a process that has imported everything, without torchrun."""
     server = _fork_server()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -106,13 +106,13 @@ def fork(args: list[str], processes: int = 1, script: Path | None = None) -> sub
 
 @functools.cache
 def _fork_server() -> subprocess.Popen[str]:
-    """One for all tests of this process; it ends when nobody can ask it any more."""
+    """One server for all tests of this process; it ends when its standard input is closed."""
     command, environment = [sys.executable, "-m", "tests.helpers.fork_server"], os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
 
 
 def assert_refused(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command ends with 2 and says why in one line."""
+    """Assert that the command exits with 2 and one line with the message."""
     assert tailprop_cli.main(args) == 2
     error = capsys.readouterr().err
     assert message in error

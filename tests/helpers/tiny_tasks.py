@@ -1,4 +1,4 @@
-"""A small run of every task, on data made in the working directory and named by relative paths."""
+"""A small run of every task, on data in the working directory given by relative paths."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +63,7 @@ TASKS: dict[str, Callable[[], dict[str, Any]]] = {f.__name__: f for f in (classi
 
 
 def write_tiny(task: str) -> Path:
-    """Make the data of a task in the working directory, and a recipe for it."""
+    """Write the dataset of a task and a recipe for it to the working directory."""
     settings = {"task": task, **TASKS[task](), "optim": OPTIM, "run": RUN}
     path = Path(f"{task}.yaml")
     path.write_text(yaml.safe_dump(settings))

@@ -1,4 +1,4 @@
-"""Freed memory that is kept."""
+"""The allocator keeps freed memory."""
 
 import os
 import platform
@@ -22,9 +22,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_kept_memory_is_not_fetched_again() -> None:
+def test_kept_memory_causes_no_page_faults() -> None:
     def faults(switch: str) -> int:
         env = os.environ | {"TAILPROP_KEEP_MEMORY": switch}
         return int(subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env=env).stdout)
 
-    assert faults("") < faults("0") / 5  # ten steps, and each fetched its large block anew
+    assert faults("") < faults("0") / 5  # each of ten steps would allocate its large block again

@@ -1,4 +1,4 @@
-"""Corruptions, by themselves and in front of a model."""
+"""Corruptions, alone and in the preprocessing of a model."""
 
 import io
 import pickle
@@ -49,7 +49,7 @@ RANDOM = {"gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "motion
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_only_chance_depends_on_the_seed(name: str) -> None:
+def test_only_random_corruptions_depend_on_the_seed(name: str) -> None:
     image = photograph()
     changed = difference(corrupted(name, 3, image, seed=0), corrupted(name, 3, image, seed=1))
     assert (changed > 0) == (name in RANDOM)
@@ -57,16 +57,16 @@ def test_only_chance_depends_on_the_seed(name: str) -> None:
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 @pytest.mark.parametrize("side", [64, 224])
-def test_corruption_gets_stronger(name: str, side: int) -> None:
+def test_corruption_grows_with_severity(name: str, side: int) -> None:
     image = photograph(side, side)
-    weak = 3 if name == "elastic_transform" else 1  # its 1 and 2 move the whole image, 3 to 5 crumple it: two orders
+    weak = 3 if name == "elastic_transform" else 1  # 1 and 2 shift the whole image, 3 to 5 deform it: not one order
     assert difference(corrupted(name, 5, image), image) > difference(corrupted(name, weak, image), image)
     if name == "elastic_transform":
         assert difference(corrupted(name, 2, image), image) > difference(corrupted(name, 1, image), image)
 
 
 @pytest.mark.parametrize("name", ["defocus_blur", "motion_blur", "zoom_blur", "snow", "elastic_transform"])
-def test_lengths_follow_the_image(name: str) -> None:
+def test_lengths_scale_with_the_image(name: str) -> None:
     """An image without fine detail changes about as much at 64 as at 224 px, where a fixed length would weigh 3.5 times."""
     smooth = photograph(16, 16)
     small, large = (smooth.resize((side, side), Image.Resampling.BICUBIC) for side in (64, 224))
@@ -77,7 +77,7 @@ def test_lengths_follow_the_image(name: str) -> None:
 
 
 def test_corruptions_by_their_definition() -> None:
-    """What can be said of the result without computing it the same way again."""
+    """Properties of the result that follow from the definition."""
     grey = Image.new("RGB", (64, 64), (128, 128, 128))
     noise = np.asarray(corrupted("gaussian_noise", 1, grey), float) / 255
     assert noise.std() == pytest.approx(0.08, rel=0.05)
@@ -88,11 +88,11 @@ def test_corruptions_by_their_definition() -> None:
     assert set(np.unique(impulses)) == {0, 128, 255}
     assert np.asarray(corrupted("brightness", 1, grey)).mean() == round(255 * (128 / 255 + 0.1))
     for name in ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "contrast", "elastic_transform", "pixelate"):
-        assert difference(corrupted(name, 5, grey), grey) == 0, name  # nothing to smear, move or flatten
+        assert difference(corrupted(name, 5, grey), grey) == 0, name  # a uniform image does not change
 
 
 def test_blur_of_a_point() -> None:
-    """A disk is round and has its radius; a streak goes to one side only, and not far off the horizontal."""
+    """A disk is round and has its radius; motion blur goes to one side only, close to the horizontal."""
     point = np.zeros((224, 224, 3), np.uint8)
     point[112, 112] = 255
     wide = Image.fromarray(np.repeat(np.repeat(point[96:128, 96:128], 7, 0), 7, 1))  # 7x7, bright enough to be seen blurred
@@ -104,8 +104,8 @@ def test_blur_of_a_point() -> None:
 
 
 @pytest.mark.parametrize("reach", [1, 4])
-def test_glass_is_the_loop_over_pixels(reach: int) -> None:
-    """Chains followed at once against the published loop, one pixel after the other."""
+def test_glass_blur_matches_the_published_loop(reach: int) -> None:
+    """The vectorized chains against the published loop over pixels."""
     height, width = 32, 48
     shift = np.random.default_rng(0).integers(-reach, reach, (2, height, width))
     pixels = np.arange(height * width).reshape(height, width)
@@ -117,7 +117,7 @@ def test_glass_is_the_loop_over_pixels(reach: int) -> None:
     assert np.array_equal(at_once, one_by_one)
 
 
-def test_jpeg_is_pillows() -> None:
+def test_jpeg_matches_pillow() -> None:
     image, file = photograph(), io.BytesIO()
     image.save(file, "JPEG", quality=7)
     assert difference(corrupted("jpeg_compression", 5, image), Image.open(file)) == 0
@@ -128,7 +128,7 @@ def prepared(image: Image.Image, name: str, in_chans: int = 3, seed: int = 0) ->
     return Corrupt(name, 3, seed, eval_transform(SMALL, AugmentConfig(), in_chans))(image)
 
 
-def test_corrupt_stands_between_crop_and_normalisation() -> None:
+def test_corruption_is_between_crop_and_normalisation() -> None:
     image = photograph(80, 40)
     cropped = image.resize((64, 32), Image.Resampling.BICUBIC).crop((16, 0, 48, 32))
     expected = np.asarray(corrupted("contrast", 3, cropped), np.float32) / 255

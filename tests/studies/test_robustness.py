@@ -34,7 +34,7 @@ SMALL = DataConfig(size_px=32, resize_px=32, workers=0)
 
 
 class Answers(nn.Module):
-    """A model that tells the grey of an image and gives a known answer for each grey."""
+    """A model that measures the grey level of an image and has known outputs for each level."""
 
     def __init__(self, num_classes: int, answer: Callable[[int], list[int]]) -> None:
         super().__init__()
@@ -70,15 +70,15 @@ def test_imagenet_a_is_a_subset_by_index() -> None:
     assert len(set(expected)) == 200
 
 
-def test_classes_are_found_by_name_not_place() -> None:
+def test_classes_are_found_by_name_not_position() -> None:
     names = [SYNSETS[817], SYNSETS[6], "tench, Tinca tinca", "42", "unicorn", "crane"]
     assert imagenet_indices(names) == [817, 6, 0, 42, None, None]
     described = ImageNetInfo().label_descriptions()
-    assert imagenet_indices(described) == list(range(1000))  # both cranes, by their place
+    assert imagenet_indices(described) == list(range(1000))  # both cranes, by position
 
 
 def test_the_second_crane_of_a_snapshot() -> None:
-    """Hugging Face allows no name twice; lists that shorten the two bathing suits to one name do not say which is which."""
+    """Hugging Face needs unique names; lists that shorten both bathing suits to one name are ambiguous."""
     names = ImageNetInfo().label_descriptions()
     assert (names[134], names[517]) == ("crane", "crane")
     names[517] = "crane2"
@@ -90,7 +90,7 @@ def test_the_second_crane_of_a_snapshot() -> None:
 
 
 def test_imagenet_a_accuracy_is_known(tmp_path: Path) -> None:
-    """Six images of three classes, four right; an output outside the 200 is always the strongest and must not count."""
+    """Six images of three classes, four correct; an output outside of the 200 is always the highest and must not count."""
     stingray, robin, balloon = 6, 15, 417
     right = {10: stingray, 20: stingray, 30: robin, 40: stingray, 50: balloon, 60: robin}
     outside = next(i for i in range(1000) if i not in imagenet_a_indices())
@@ -102,7 +102,7 @@ def test_imagenet_a_accuracy_is_known(tmp_path: Path) -> None:
     assert row.top1 == pytest.approx(100 * 4 / 6)
 
 
-def test_sketch_uses_all_outputs_and_the_limit_spreads(tmp_path: Path) -> None:
+def test_sketch_uses_all_outputs_and_limit_is_evenly_spaced(tmp_path: Path) -> None:
     root = write_greys(tmp_path, {SYNSETS[999]: [10, 20], SYNSETS[0]: [30, 40], SYNSETS[500]: [50, 60]})
     right = {10: [999], 20: [1, 2, 3, 4, 999], 30: [0], 40: [0], 50: [1], 60: [500]}
     model = classifier(1000, lambda grey: right[grey])
@@ -127,7 +127,7 @@ def test_sketch_as_a_snapshot_with_a_train_split_only(tmp_path: Path, monkeypatc
 
 
 def test_accuracy_under_corruption_is_known(tmp_path: Path) -> None:
-    """Dark and bright images told apart by a threshold: more light makes all bright, less contrast changes nothing."""
+    """Dark and bright images classified by a threshold: brightness makes all bright, contrast changes nothing."""
     root = write_greys(tmp_path / "val", {"bright": [200, 210], "dark": [90, 100]}).parent
     write_greys(root / "train", {"bright": [1], "dark": [2]})
     model = classifier(2, lambda grey: [int(grey < 150)])
@@ -142,7 +142,7 @@ def test_accuracy_under_corruption_is_known(tmp_path: Path) -> None:
     }
 
 
-def test_a_model_no_image_fits(tmp_path: Path) -> None:
+def test_model_with_unsupported_channels(tmp_path: Path) -> None:
     root = write_greys(tmp_path, {"bright": [200], "dark": [90]})
     stub = classifier(2, lambda _grey: [0])
     two_channels = replace(stub, settings=replace(stub.settings, model=ModelConfig(name="stub", in_chans=2)))
@@ -150,7 +150,7 @@ def test_a_model_no_image_fits(tmp_path: Path) -> None:
         measure(Robustness("stub", corrupt=("fog",), data=DataChoice(root=root)), two_channels, ALONE)
 
 
-def test_broken_images_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_images_are_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = write_greys(tmp_path, {"bright": [200], "dark": [90]})
     for name in ("a.png", "b.png"):
         (root / "dark" / name).write_bytes(b"no image")
@@ -158,11 +158,11 @@ def test_broken_images_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixt
     rows = measure(options, classifier(2, lambda grey: [int(grey < 150)]), ALONE)
     assert [row.broken for row in rows] == [2] * 6
     printed = capsys.readouterr().err.splitlines()
-    named = [line for line in printed if line.startswith("left out")]
-    assert named == [f"left out, dark/{name}.png: not an image" for name in "ab"]
+    named = [line for line in printed if line.startswith("skipped")]
+    assert named == [f"skipped dark/{name}.png: not an image" for name in "ab"]
 
 
-def test_an_interruption_loses_no_row(
+def test_interruption_keeps_measured_rows(
     call: Callable[..., tuple[int, str]], ten_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles = []
@@ -197,8 +197,8 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         ["snow", "50", "50.00", "40.00", "45.00", "-"],
         ["mean over corruptions", "50", "60.00", "50.00", "55.00", "-"],
     ]
-    assert "the paper's" in printed
-    assert "up to 1 broken image left out" in printed
+    assert "paper" in printed
+    assert "up to 1 broken image skipped" in printed
     _print([Row("ImageNet-A", 0, 36.0, 60.0, 9, 3, 0)], "tailprop_tiny", (1, 2))
     printed = capsys.readouterr().out
     assert "paper" not in printed
@@ -219,7 +219,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture(scope="module")
 def ten_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder: what stands beside the weights says how many channels an image has."""
+    """A run folder, whose settings contain the number of channels."""
     folder = tmp_path_factory.mktemp("run")
     model = timm.create_model("tailprop_pico", num_classes=10)
     save_weights(folder / "model.safetensors", model, {"architecture": "tailprop_pico"})
@@ -245,22 +245,22 @@ def test_command(call: Callable[..., tuple[int, str]], ten_classes: Path, tmp_pa
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "nothing to measure; give --sketch, --imagenet-a or --corrupt"),
-        (("--corrupt", "gausian_noise"), "no corruption 'gausian_noise'; did you mean 'gaussian_noise'?"),
+        ((), "nothing to evaluate; give --sketch, --imagenet-a or --corrupt"),
+        (("--corrupt", "gausian_noise"), "unknown corruption 'gausian_noise'; did you mean 'gaussian_noise'?"),
         (("--corrupt", "jpeg"), "did you mean 'jpeg_compression'?"),
-        (("--corrupt", "frost"), "frost needs photographs of frost"),
-        (("--corrupt", "fog", "--severities", "6"), "a severity is 1, 2, 3, 4 or 5, got 6"),
-        (("--corrupt", "fog", "--severities"), "at least one of --severities"),
+        (("--corrupt", "frost"), "frost needs photographs that are not shipped"),
+        (("--corrupt", "fog", "--severities", "6"), "severity must be 1, 2, 3, 4 or 5, got 6"),
+        (("--corrupt", "fog", "--severities"), "--severities is empty"),
         (("--corrupt", "fog", "--limit", "-1"), "limit must be at least 0"),
         (("--corrupt", "fog", "--batch-size", "0"), "batch_size must be at least 1"),
         (("--corrupt", "fog"), "needs --data.root"),
         (("--corrupt", "fog", "--out", "."), "--out . is a folder; name a file"),
         (("--sketch", "nowhere"), "no folder nowhere; --sketch takes the folder of the dataset"),
         (("--imagenet-a", "nowhere"), "no folder nowhere; --imagenet-a takes"),
-        (("--imagenet-a", "."), "ImageNet-A needs a model of ImageNet's 1000 classes, this tailprop_pico has 10"),
+        (("--imagenet-a", "."), "ImageNet-A needs a model with ImageNet's 1000 classes, but tailprop_pico has 10"),
     ],
 )
-def test_mistakes_in_one_line(
+def test_user_errors_in_one_line(
     call: Callable[..., tuple[int, str]], ten_classes: Path, args: tuple[str, ...], message: str
 ) -> None:
     code, err = call(ten_classes, *args)
@@ -269,7 +269,7 @@ def test_mistakes_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_foreign_classes_are_named(tmp_path: Path) -> None:
+def test_unknown_classes_are_named(tmp_path: Path) -> None:
     answer = classifier(1000, lambda _grey: [0])
     tench = write_greys(tmp_path / "a", {SYNSETS[6]: [10], SYNSETS[0]: [20]})
     with pytest.raises(ValueError, match="class 'n01440764' is not one of ImageNet-A's 200"):
@@ -283,7 +283,7 @@ def test_foreign_classes_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classes", [tuple(reversed(SYNSETS)), tuple(f"plant {i}" for i in range(1000))])
-def test_a_model_of_other_thousand_classes_is_refused(classes: tuple[str, ...], tmp_path: Path) -> None:
+def test_model_with_other_1000_classes_raises(classes: tuple[str, ...], tmp_path: Path) -> None:
     root = write_greys(tmp_path, {SYNSETS[6]: [10]})
     with pytest.raises(ValueError, match="needs ImageNet's order of classes, but output 0 is"):
         measure(Robustness("stub", imagenet_a=root), classifier(1000, lambda _grey: [0], classes), ALONE)

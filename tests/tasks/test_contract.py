@@ -1,4 +1,4 @@
-"""What holds for every task, written once and run over all of them."""
+"""Contract tests, written once and run for every task."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ from tests.helpers.tiny_tasks import write_tiny
 
 @pytest.fixture(scope="module", params=TASKS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A finished run of a task, trained in its own working directory with relative paths; no test changes it."""
+    """A finished run of a task, trained in its own working directory with relative paths; tests must not modify it."""
     home = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
@@ -40,12 +40,12 @@ def spec(run: Path) -> TaskSpec:
 
 @pytest.fixture
 def image(run: Path) -> Path:
-    """One of the images the run was measured on."""
+    """One of the images the run was evaluated on."""
     return sorted(path for path in (run.parent / "data").rglob("*") if path.suffix in (".jpg", ".png"))[-1]
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_part_of_a_description_is_there(name: str) -> None:
+def test_every_part_of_a_spec_exists(name: str) -> None:
     spec = find_spec(name)
     assert spec.name == name
     config = spec.config_type()()
@@ -58,7 +58,7 @@ def test_every_part_of_a_description_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_settings_survive_a_round_trip_and_carry_no_path_of_a_machine(name: str) -> None:
+def test_settings_round_trip_and_portable_settings_have_no_paths(name: str) -> None:
     kind = find_spec(name).config_type()
     config = kind()
     assert build(kind, to_dict(config)) == config
@@ -69,7 +69,7 @@ def test_settings_survive_a_round_trip_and_carry_no_path_of_a_machine(name: str)
         assert not {"root", "train", "test", "cache_dir", "workers", "init"} & section.keys()
 
 
-def test_a_run_folder_holds_what_the_description_says(run: Path, spec: TaskSpec) -> None:
+def test_run_folder_has_the_files_of_the_spec(run: Path, spec: TaskSpec) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "manifest.json", "metrics.jsonl", "history.csv", "last.pt", "best.pt", "model.safetensors"} <= names
     legacy = {"pictures.jpg"}
@@ -80,10 +80,10 @@ def test_a_run_folder_holds_what_the_description_says(run: Path, spec: TaskSpec)
     assert read_metadata(run / "model.safetensors")["architecture"] == read_config(run)["model"]["name"]
 
 
-def test_a_stopped_run_ends_with_the_same_weights_from_another_folder(
+def test_resuming_from_another_working_directory_gives_the_same_weights(
     run: Path, spec: TaskSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in the middle, resumed by its folder from another working directory: every path of every task still resolves."""
+    """Stopped and resumed by its folder from another working directory: every path of every task still resolves."""
     with monkeypatch.context() as patch:
         patch.chdir(run.parent)
         stop_after(3, ["train", f"{spec.name}.yaml", "--run.out", "stopped"], monkeypatch)
@@ -94,14 +94,14 @@ def test_a_stopped_run_ends_with_the_same_weights_from_another_folder(
     shutil.rmtree(stopped)
 
 
-def test_the_command_repeated_is_the_same_run(run: Path, spec: TaskSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_command_gives_the_same_run(run: Path, spec: TaskSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent)
     before = (run / "last.pt").read_bytes()
     assert tailprop_cli.main(["train", f"{spec.name}.yaml", "--run.out", "run", "--run.resume", "--data.workers", "1"]) == 0
     assert (run / "last.pt").read_bytes() == before
 
 
-def test_eval_measures_what_training_measured(
+def test_eval_matches_the_metrics_of_training(
     run: Path, spec: TaskSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -114,7 +114,7 @@ def test_eval_measures_what_training_measured(
     assert measured["training_images"] == 0
 
 
-def test_eval_on_a_copy_of_the_training_data_says_so(
+def test_eval_reports_training_images(
     run: Path, spec: TaskSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,13 +139,13 @@ def test_eval_on_a_copy_of_the_training_data_says_so(
 
 
 def arrays(answer: Any) -> list[np.ndarray]:
-    """The numbers of an answer, whatever the task."""
+    """The arrays in a prediction of any task."""
     values = [answer] if isinstance(answer, np.ndarray) else [v for v in vars(answer).values() if isinstance(v, torch.Tensor)]
     assert values
     return [np.asarray(v) for v in values]
 
 
-def test_load_predicts_for_whatever_stands_for_an_image(run: Path, image: Path, tmp_path: Path) -> None:
+def test_load_predicts_for_every_kind_of_image_input(run: Path, image: Path, tmp_path: Path) -> None:
     shutil.copy(run / "model.safetensors", tmp_path / "elsewhere.safetensors")
     loaded, far = tailprop.load(run), tailprop.load(tmp_path / "elsewhere.safetensors")
     assert not loaded.model.training
@@ -166,18 +166,18 @@ def test_load_predicts_for_whatever_stands_for_an_image(run: Path, image: Path, 
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_load_refuses_in_words(run: Path, tmp_path: Path) -> None:
+def test_load_errors_name_the_fix(run: Path, tmp_path: Path) -> None:
     loaded = tailprop.load(run)
     (tmp_path / "text.png").write_text("no image")
     with pytest.raises(ValueError, match=r"text\.png: "):
         loaded.predict(tmp_path / "text.png")
     with pytest.raises(ValueError, match="image"):
         loaded.predict(torch.zeros(2, 3, 4, 5, 6))
-    with pytest.raises(ValueError, match=r"no checkpoint at|holds no model"):
+    with pytest.raises(ValueError, match=r"no checkpoint at|contains no model"):
         tailprop.load(tmp_path / "nowhere")
 
 
-def test_predict_is_load_and_files(
+def test_predict_matches_load(
     run: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -185,7 +185,7 @@ def test_predict_is_load_and_files(
     assert image.name.split(".")[0] in capsys.readouterr().out.replace("\n", "") or any(tmp_path.iterdir())
 
 
-def test_weights_of_another_shape_are_refused_in_one_line(
+def test_weights_of_another_shape_raise_in_one_line(
     run: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = tmp_path / "run"
@@ -204,13 +204,13 @@ def test_weights_of_another_shape_are_refused_in_one_line(
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_an_unknown_setting_names_the_nearest(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_setting_suggests_the_closest(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text(f"task: {name}\noptim: {{epochz: 3}}\n")
     assert_refused(["train", str(recipe)], "unknown setting optim.epochz; did you mean optim.epochs?", capsys)
 
 
 @pytest.mark.parametrize("task", ["[1]", "clasify", "7"])
-def test_a_task_there_is_not(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_task(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r.yaml").write_text(f"task: {task}\n")
     assert_refused(["train", str(tmp_path / "r.yaml")], "unknown task", capsys)

@@ -1,1 +1,1 @@
-"""The operator, its rivals and the backbones. Imports torch and timm only, and can be lifted out alone."""
+"""The operator, the mixers it is compared with, and the backbones. Self-contained: imports torch and timm only."""

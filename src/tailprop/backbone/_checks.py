@@ -1,4 +1,4 @@
-"""Argument checks. The package has its own in `utils`; these are here so that this folder needs nothing else."""
+"""Argument checks, copied from `utils` so that this folder depends on nothing else in the package."""
 
 from collections.abc import Iterable
 
@@ -11,5 +11,5 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:  # written so that NaN is refused too
+    if not value >= least:  # written so that NaN is rejected too
         raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -9,7 +9,7 @@ __all__ = ["count_macs", "count_parameters", "create_on_meta"]
 
 
 def create_on_meta(name: str, **kwargs: object) -> nn.Module:
-    """A timm model that has shapes but no memory."""
+    """A timm model on the meta device: it has shapes but allocates no memory."""
     with torch.device("meta"):
         return timm.create_model(name, **kwargs).eval()
 

@@ -1,14 +1,14 @@
-"""Orthonormal 2-D cosine transforms of channels-last maps, and the frequencies they live on.
+"""Orthonormal 2-D cosine transforms of channels-last maps, and their frequency grid.
 
 Shapes: B batch (any number of leading axes), H height, W width, C channels; m, n index frequencies.
 
 The paper (Appendix A) writes the pair as X^ = D_H X D_W^T and X = D_H^T X^ D_W for each channel. On a channels-last map both
 factors are plain matrix products and no transpose is ever needed: along W the map is a batch of (W, C) matrices, along H a
-batch of (H, W*C) matrices. Width goes first in `dct2` because that product accepts a strided input (half of a wider tensor)
+batch of (H, W*C) matrices. `dct2` transforms width first because that product accepts a strided input (half of a wider tensor)
 without a copy; `idct2` runs in the opposite order, so its result is contiguous.
 
-An axis longer than `fast.LARGE` is transformed by FFT instead, where nobody records a graph: the product costs H + W
-multiply-adds for each value, which on a megapixel map would be most of all the work.
+In eager mode an axis longer than `dct_fft.LARGE` is transformed by FFT instead: the product costs H + W multiply-adds for each
+value, which on a megapixel map would dominate the cost of the network.
 """
 
 import math
@@ -23,7 +23,7 @@ from .dct_fft import LARGE, dct_fft, filter_in_strips, idct_fft
 
 __all__ = ["dct2", "dct_basis", "frequency_grid", "idct2", "spectral_filter"]
 
-_CACHE_SIZE = 256  # sizes remembered; a detector fed with images of every shape must not grow without bound
+_CACHE_SIZE = 256  # cached sizes; bounded, because a detector sees images of every shape
 
 
 def dct2(x: Tensor) -> Tensor:
@@ -46,8 +46,8 @@ def idct2(x: Tensor) -> Tensor:
 def spectral_filter(x: Tensor, response: Tensor | Callable[[slice], Tensor]) -> Tensor:
     """IDCT(response * DCT(X)) with one transform pair; the response broadcasts to (B, H, W, C) and takes the dtype of x.
 
-    Instead of the response a function may be given that makes it for some columns of frequencies, broadcastable to
-    (B, H, columns, C). Of a large map it is asked for a few at a time, and the whole response never takes memory.
+    The response may also be a function that computes it for a slice of frequency columns, broadcastable to (B, H, columns, C).
+    For a large map it is called for a few columns at a time, so that the whole response is never in memory.
     """
     if callable(response):
         if x.ndim == 4 and _is_large(x) and x.device.type == "cpu" and not torch.is_grad_enabled():
@@ -70,9 +70,9 @@ def dct_basis(n: int, like: Tensor) -> Tensor:
 def frequency_grid(h: int, w: int, like: Tensor, spacing: float = 1.0) -> Tensor:
     """rho[m, n] = w_m^2 + w_n^2 with w_m = pi m / H and w_n = pi n / W, (H, W): the squared frequency of every coefficient.
 
-    With another `spacing` of neighbouring positions the frequencies are those over it.
+    Frequencies are divided by `spacing`, the distance between neighbouring positions.
 
-    It is never coarser than float32, because responses are formed from it (see `operator`).
+    Its precision is at least float32, because responses are computed from it (see `operator`).
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     if _is_plain(like):
@@ -92,12 +92,12 @@ def _is_large(x: Tensor) -> bool:
 
 
 def _takes_fft(x: Tensor, dim: int) -> bool:
-    """Whether an axis is long enough, in an eager run. Meta tensors are there to count the product's multiply-adds."""
+    """Whether an axis is long enough, in eager mode. Meta tensors use the product, whose multiply-adds can be counted."""
     return _is_plain(x) and x.device.type != "meta" and x.shape[dim] > LARGE
 
 
 def _dct(x: Tensor, dim: int) -> Tensor:
-    """DCT-II along height or width, by the route its length asks for."""
+    """DCT-II along height or width, by FFT or matrix product depending on its length."""
     if _takes_fft(x, dim):
         return dct_fft(x, dim)
     return (_along_width if dim in (-2, x.ndim - 2) else _along_height)(dct_basis(x.shape[dim], x), x)
@@ -127,24 +127,24 @@ def _along_height(basis: Tensor, x: Tensor) -> Tensor:
 
 
 def _mix_channels(basis: Tensor, x: Tensor) -> Tensor:
-    """The product along axis -3 as a 1x1 convolution, which takes that axis for channels.
+    """The product along axis -3 as a 1x1 convolution that treats this axis as channels.
 
-    Slower than bmm, but it merges no axes: torch.export cannot prove that merged axes of unknown size come apart again.
+    Slower than bmm, but it merges no axes: torch.export cannot prove that merged axes of dynamic size can be split again.
     """
     return F.conv2d(x, basis[:, :, None, None])
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether x is a real tensor of an eager run, so that cached constants may meet it.
+    """Whether x is a real tensor in eager mode, so that cached constants can be used with it.
 
-    While a graph is captured (compile, export) sizes may be symbols, and fake tensors must never enter the cache.
+    While a graph is captured (compile, export) sizes may be symbolic, and fake tensors must never enter the cache.
     """
     return not torch.compiler.is_compiling() and type(x) in (Tensor, torch.nn.Parameter)
 
 
 @lru_cache(_CACHE_SIZE)
 def _cached_basis(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():  # else a later training step could not use it
+    with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be used in a later training step
         return _build_basis(n, device).to(dtype)
 
 
@@ -155,11 +155,11 @@ def _cached_grid(h: int, w: int, dtype: torch.dtype, device: torch.device, spaci
 
 
 def _build_basis(n: int, device: torch.device) -> Tensor:
-    # Whole numbers held as floats: inductor takes integer arithmetic for index expressions and simplifies them for minutes.
+    # Integers stored as floats: inductor would treat integer arithmetic as index expressions and simplify them for minutes.
     index = torch.arange(n, device=device, dtype=_build_dtype(device))
-    turn = torch.remainder(index[:, None] * (2 * index + 1), 4 * n)  # exact, so the angle is too at any size
-    cosine = torch.cos(turn * (math.pi / 2) / n)  # (m, i)
-    # Rows are normalised by their own length: sqrt(2/n) in Python would be frozen into an exported graph.
+    phase = torch.remainder(index[:, None] * (2 * index + 1), 4 * n)  # exact, and so is the angle, at any size
+    cosine = torch.cos(phase * (math.pi / 2) / n)  # (m, i)
+    # Rows are normalised by their own norm: sqrt(2/n) in Python would become a constant of an exported graph.
     return cosine / torch.linalg.vector_norm(cosine, dim=1, keepdim=True)
 
 

@@ -1,15 +1,15 @@
 """Cosine transforms of large maps: by FFT, and on a CPU in strips that fit its caches.
 
-Shapes: as in `spectral`; strips are a few rows (.., h, W, C) or a few columns (.., H, w, C) of a map.
+Shapes: as in `dct`; strips are a few rows (.., h, W, C) or a few columns (.., H, w, C) of a map.
 
-A product with the cosine matrix costs N multiply-adds for every value, an FFT about log N. Below `LARGE` the product is
-faster all the same, and it can be compiled, exported and run in bfloat16; so `spectral` comes here only with larger maps of an
-eager run. The FFT is Makhoul's (1980): a DCT-II of N points is a real FFT of the same points in the order 0, 2, 4, ..., 3, 1,
-turned by a quarter sample.
+A product with the cosine matrix costs N multiply-adds for every value, an FFT about log N. Up to `LARGE` the product is still
+faster, and it can be compiled, exported and run in bfloat16; so `dct` uses this module only for larger maps in eager mode.
+The FFT is Makhoul's (1980): a DCT-II of N points is a real FFT of the same points in the order 0, 2, 4, ..., 3, 1, multiplied
+by a phase of a quarter sample.
 
-At a megapixel the arithmetic is not what takes the time: fresh memory is. So without gradients a filter on a CPU keeps one copy
-of the map, and every strip of it is transformed, damped and transformed back while it is in the cache. The response is made
-for one strip at a time too, and never exists as a whole.
+At a megapixel, memory allocation takes more time than arithmetic. So without gradients a filter on a CPU uses one copy of the
+map, and every strip of it is transformed, filtered and transformed back while it is in the cache. The response, too, is
+computed strip by strip and is never stored as a whole.
 """
 
 import math
@@ -22,7 +22,7 @@ from torch import Tensor
 
 __all__ = ["LARGE", "dct_fft", "filter_in_strips", "idct_fft"]
 
-LARGE: Final = 256  # points; where FFT and product take the same time on a CPU
+LARGE: Final = 256  # points; FFT and product take the same time on a CPU here
 STRIP_BYTES: Final = 4 << 20
 
 Transforms = tuple[Callable[[Tensor, int], Tensor], Callable[[Tensor, int], Tensor]]
@@ -31,22 +31,22 @@ Transforms = tuple[Callable[[Tensor, int], Tensor], Callable[[Tensor, int], Tens
 def dct_fft(x: Tensor, dim: int) -> Tensor:
     """Orthonormal DCT-II along one axis."""
     n, kind = x.shape[dim], torch.promote_types(x.dtype, torch.float32)
-    order, _, turn = _constants(n, kind, x.device)
+    order, _, phase = _constants(n, kind, x.device)
     spectrum = torch.fft.rfft(x.to(kind).index_select(dim, order), dim=dim)  # k = 0 .. n/2
-    turned = spectrum * _along(turn, x.ndim, dim)  # X_k - i X_(n-k)
-    upper = turned.imag.narrow(dim, 1, (n - 1) // 2).flip(dim).neg()
-    return torch.cat([turned.real, upper], dim).to(x.dtype)
+    rotated = spectrum * _along(phase, x.ndim, dim)  # X_k - i X_(n-k)
+    upper = rotated.imag.narrow(dim, 1, (n - 1) // 2).flip(dim).neg()
+    return torch.cat([rotated.real, upper], dim).to(x.dtype)
 
 
 def idct_fft(x: Tensor, dim: int) -> Tensor:
     """Inverse of `dct_fft`."""
     n, kind = x.shape[dim], torch.promote_types(x.dtype, torch.float32)
-    _, back, turn = _constants(n, kind, x.device)
+    _, back, phase = _constants(n, kind, x.device)
     x_wide = x.to(kind)
     mirrored = x_wide.narrow(dim, n - n // 2, n // 2).flip(dim)  # X_(n-k), k = 1 .. n/2
-    nothing = torch.zeros_like(x_wide.narrow(dim, 0, 1))
-    turned = torch.complex(x_wide.narrow(dim, 0, n // 2 + 1), torch.cat([nothing, mirrored], dim).neg())
-    values = torch.fft.irfft(turned / _along(turn, x.ndim, dim), n, dim=dim)
+    zero = torch.zeros_like(x_wide.narrow(dim, 0, 1))
+    rotated = torch.complex(x_wide.narrow(dim, 0, n // 2 + 1), torch.cat([zero, mirrored], dim).neg())
+    values = torch.fft.irfft(rotated / _along(phase, x.ndim, dim), n, dim=dim)
     return values.index_select(dim, back).to(x.dtype)
 
 
@@ -55,8 +55,8 @@ def filter_in_strips(x: Tensor, respond: Callable[[slice], Tensor], transforms: 
 
     Args:
         x: Map, (B, H, W, C).
-        respond: Makes the response at some columns, broadcastable to (B, H, columns, C).
-        transforms: The transform and its inverse along an axis, chosen by size.
+        respond: Computes the response for a slice of columns, broadcastable to (B, H, columns, C).
+        transforms: The transform along an axis, and its inverse.
     """
     forward, backward = transforms
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -77,7 +77,7 @@ def _strips(x: Tensor, axis: int) -> list[slice]:
 
 
 def _along(values: Tensor, ndim: int, dim: int) -> Tensor:
-    """A vector laid along one axis of a map."""
+    """A vector reshaped to broadcast along one axis of a map."""
     shape = [1] * ndim
     shape[dim] = -1
     return values.view(shape)
@@ -85,12 +85,12 @@ def _along(values: Tensor, ndim: int, dim: int) -> Tensor:
 
 @lru_cache(64)
 def _constants(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Makhoul's order of n points, the way back, and c_k exp(-i pi k / (2n)) for k = 0 .. n/2."""
-    with torch.inference_mode(False), torch.no_grad():  # else a later training step could not use them
+    """Makhoul's order of n points, its inverse, and the phases c_k exp(-i pi k / (2n)) for k = 0 .. n/2."""
+    with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be used in a later training step
         order = torch.cat([torch.arange(0, n, 2), torch.arange(1, n, 2).flip(0)])
         k = torch.arange(n // 2 + 1, dtype=torch.float64)
         length = torch.full_like(k, math.sqrt(2 / n))
         length[0] = math.sqrt(1 / n)
-        turn = torch.polar(length, -math.pi / 2 * k / n)
+        phase = torch.polar(length, -math.pi / 2 * k / n)
         wide = torch.complex128 if dtype == torch.float64 else torch.complex64
-        return order.to(device), torch.argsort(order).to(device), turn.to(device, wide)
+        return order.to(device), torch.argsort(order).to(device), phase.to(device, wide)

@@ -1,10 +1,10 @@
-"""Layers of the body: an MLP in cache-sized slices, stochastic depth that skips what it drops.
+"""Layers of the backbone: an MLP computed in cache-sized slices, and stochastic depth that skips dropped samples.
 
-On a CPU work is done in slices small enough for its caches. A batch of eight 224-pixel images has MLP activations of 38 MB in
-the first stage of Tiny. Each is a fresh allocation that the system hands out page by page and that no cache holds, and that
-costs more than the arithmetic. Samples do not depend on each other, nor positions in an MLP, so a module may as well see a few
-at a time, with the same result. GPUs want the whole batch, a backward pass needs every activation kept anyway, and a captured
-graph is not ours to cut: there the module is simply called.
+On a CPU the input is processed in slices small enough for the caches. A batch of eight 224-pixel images has MLP activations of
+38 MB in the first stage of Tiny. Each is a new allocation that is paged in by the system and fits no cache, which costs more
+than the arithmetic. Samples are independent, and so are positions in an MLP, so a module can process a few at a time with the
+same result. There is no slicing on GPUs, which are faster with the whole batch, with gradients, where every activation is kept
+anyway, and while a graph is captured.
 """
 
 import math
@@ -32,10 +32,10 @@ def in_slices(f: Callable[[Tensor], Tensor], x: Tensor, growth: float, module: n
     """f(x), computed a few entries at a time where that is faster.
 
     Args:
-        f: Treats each entry of the leading axes on its own.
+        f: A function that treats each entry of the leading axes independently.
         x: Input, (N, ...).
         growth: Size of the largest intermediate of f over the size of its input.
-        module: Where f comes from. If hooks watch its inside, they see whole batches: nothing is sliced.
+        module: The module f belongs to. If it has hooks, nothing is sliced, so that they see whole batches.
         lead: Number of leading axes.
     """
     if not _may_slice(x, module):
@@ -48,27 +48,27 @@ def in_slices(f: Callable[[Tensor], Tensor], x: Tensor, growth: float, module: n
 
 
 def _may_slice(x: Tensor, module: nn.Module) -> bool:
-    if is_captured(x) or torch.is_grad_enabled():  # in training slices bought nothing, and cost small products
+    if is_captured(x) or torch.is_grad_enabled():  # in training, slices gained nothing and made the matrix products smaller
         return False
     return x.device.type == "cpu" and x.numel() > 0 and not is_hooked(module)
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody watches the module or anything inside it."""
+    """Whether the module or any of its submodules has hooks."""
     return any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in module.modules()
     ) or any(getattr(nn.modules.module, name, None) for name in _GLOBAL_HOOKS)
 
 
 def is_captured(x: Tensor) -> bool:
-    """Whether a graph is being recorded: by symbolic tracing, compile, export or jit tracing."""
+    """Whether a graph is being captured by symbolic tracing, compile, export or jit tracing."""
     return isinstance(x, torch.fx.Proxy) or torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
 class MLP(nn.Module):
     """Linear, GELU, linear over the channels of a channels-last map.
 
-    The hidden layer is four times as wide as anything else, so on a CPU it is computed in slices.
+    The hidden layer is `ratio` times as wide as the input, so on a CPU it is computed in slices.
     """
 
     def __init__(self, dim: int, ratio: float = 4.0, **dd: Any) -> None:
@@ -85,11 +85,11 @@ class MLP(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """x + branch(x), the branch left out for each sample with probability `rate` while training.
+    """x + branch(x), where the branch is dropped for each sample with probability `rate` in training.
 
-    Dropping a residual branch for a sample and computing it all the same wastes its share of the step: a quarter of Base, whose
-    rates average 0.25. Samples do not depend on each other, so the branch sees the kept samples only. Outcome and gradients are
-    those of the usual form, x + mask * branch(x) / keep.
+    Computing a residual branch and then dropping it wastes time: a quarter of a step of Base, whose rates average 0.25. Samples
+    are independent, so the branch is computed for the kept samples only. Output and gradients are those of the usual form,
+    x + mask * branch(x) / keep.
     """
 
     def __init__(self, rate: float) -> None:
@@ -98,18 +98,18 @@ class StochasticDepth(nn.Module):
         self.usual = DropPath(rate) if rate > 0 else nn.Identity()
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], module: nn.Module) -> Tensor:
-        """`module` is where the branch comes from: hooks inside it see whole batches."""
+        """`module` is the one the branch belongs to; if it has hooks, they see whole batches."""
         if is_captured(x) or not self.training or self.rate == 0 or is_hooked(module):
             return x + self.usual(branch(x))
         return self._skip(x, branch)
 
     def _skip(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         keep = 1 - self.rate
-        kept = (torch.rand(len(x), device="cpu") < keep).nonzero().flatten()  # on the CPU: a GPU would have to wait for it
+        kept = (torch.rand(len(x), device="cpu") < keep).nonzero().flatten()  # on the CPU: nonzero on a GPU would synchronize
         if len(kept) == len(x):
             return torch.add(x, branch(x), alpha=1 / keep)
         weight = 1 / keep
-        if len(kept) == 0:  # every parameter gets a gradient all the same, or distributed training waits for it
+        if len(kept) == 0:  # every parameter still needs a gradient, or DDP would wait for it
             kept, weight = kept.new_zeros(1), 0.0
         kept = kept.to(x.device, non_blocking=True)
         return x.index_add(0, kept, branch(x[kept]).to(x.dtype), alpha=weight)

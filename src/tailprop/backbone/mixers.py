@@ -1,12 +1,12 @@
-"""Mixers: what passes information between positions, (B, H, W, C) in, (B, H, W, C) out.
+"""Mixers: modules that pass information between positions, (B, H, W, C) -> (B, H, W, C).
 
 Shapes: B batch, H height, W width, C channels.
 
-`MIXERS` has every mixer by name: the variants of `TailPropagation`, and what it is compared with. A new one is a module and a
-line `@register_mixer("name")`; every backbone, recipe and study then takes it by that name.
+`MIXERS` holds every mixer by name: the variants of `TailPropagation` and the mixers it is compared with. To add one, write a
+module and decorate it with `@register_mixer("name")`; every backbone, recipe and study then accepts that name.
 
-Heat and wave read their propagation time off a learned frequency embedding E, (H, W, C), that the blocks of a stage share; the
-stage owns it and hands it in, resampled to the size of the map.
+Heat and wave compute their propagation time from a learned frequency embedding E, (H, W, C), shared by the blocks of a stage.
+The stage owns it and passes it in, resampled to the size of the map.
 """
 
 from collections.abc import Callable
@@ -38,13 +38,13 @@ __all__ = [
 
 
 class Mixer(Protocol):
-    """What a backbone asks of a mixer, an `nn.Module` made as `Mixer(dim, **settings, device=..., dtype=...)`.
+    """The interface of a mixer, an `nn.Module` created as `Mixer(dim, **settings, device=..., dtype=...)`.
 
-    Two further attributes are read if they are there: `no_decay`, names of parameters without weight decay, and
-    `scale_parameters`, names of propagation scales, which may learn at a rate of their own.
+    Two further attributes are optional: `no_decay`, names of parameters without weight decay, and `scale_parameters`, names
+    of propagation scales, which can have their own learning rate.
     """
 
-    spacing: float  # of neighbouring positions; the backbone sets it below 1 where a map is finer than usual (output_stride)
+    spacing: float  # distance of neighbouring positions; below 1 where output_stride makes a map finer than usual
     needs_frequency_embedding: bool  # whether `forward` takes the stage's embedding, (H, W, C), as a second argument
 
     def __call__(self, x: Tensor, *embedding: Tensor) -> Tensor: ...  # (B, H, W, C) -> (B, H, W, C)
@@ -57,11 +57,11 @@ M = TypeVar("M", bound=type[nn.Module])
 
 
 def register_mixer(name: str) -> Callable[[M], M]:
-    """Make a mixer known by a name."""
+    """Class decorator that registers a mixer under a name."""
 
     def register(mixer: M) -> M:
         if name in MIXERS:
-            raise ValueError(f"there is a mixer {name!r} already")
+            raise ValueError(f"a mixer {name!r} is already registered; choose another name")
         MIXERS[name] = mixer
         return mixer
 
@@ -81,7 +81,7 @@ def heat_conduct(x: Tensor, k: Tensor, spacing: float = 1.0) -> Tensor:
 
 
 def wave_propagate(x: Tensor, t: Tensor, speed: Tensor, damping: Tensor, spacing: float = 1.0) -> Tensor:
-    """Damped wave (WaveFormer) after time t, (H, W, C), begun with u_0 = v_0 = X^.
+    """Damped wave (WaveFormer) after time t, (H, W, C), with initial values u_0 = v_0 = X^.
 
     Response e^(-a t/2) [cos(w_d t) + (1 + a/2) sin(w_d t) / w_d], w_d = sqrt(max(v^2 rho - (a/2)^2, eps)).
     """
@@ -99,7 +99,7 @@ def wave_propagate(x: Tensor, t: Tensor, speed: Tensor, damping: Tensor, spacing
 def resample_embedding(embedding: Tensor, like: Tensor) -> Tensor:
     """A frequency embedding (h, w, C) at the size of the map `like`, (B, H, W, C).
 
-    Bilinear with corners aligned: the mean stays the mean, the highest frequency the highest.
+    Bilinear with aligned corners: the lowest and the highest frequency keep their values.
     """
     size = like.shape[-3:-1]
     if embedding.shape[:2] == size:
@@ -109,7 +109,7 @@ def resample_embedding(embedding: Tensor, like: Tensor) -> Tensor:
     return resampled[0].permute(1, 2, 0).to(embedding.dtype)
 
 
-for _leaf in ("heat_conduct", "wave_propagate", "resample_embedding"):  # leaves for symbolic tracing, as in `operator`
+for _leaf in ("heat_conduct", "wave_propagate", "resample_embedding"):  # leaf functions for symbolic tracing, as in `operator`
     torch.fx.wrap(_leaf)
 
 
@@ -131,7 +131,7 @@ class HeatConduction(nn.Module):
 
 @register_mixer("wave")
 class WavePropagation(nn.Module):
-    """WaveFormer's operator by its equation: t = ReLU(Linear(E)), learned speed v and damping a, then `wave_propagate`."""
+    """WaveFormer's operator: t = ReLU(Linear(E)), learned speed v and damping a, then `wave_propagate`."""
 
     needs_frequency_embedding: Final = True
     spacing: float = 1.0
@@ -149,13 +149,13 @@ class WavePropagation(nn.Module):
         nn.init.constant_(self.damping, 0.1)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        damping = F.relu(self.damping)  # a negative one would let the wave grow without bound
+        damping = F.relu(self.damping)  # negative damping would let the wave grow without bound
         return wave_propagate(x, F.relu(self.to_t(embedding)), self.speed, damping, self.spacing)
 
 
 @register_mixer("attention")
 class SelfAttention(nn.Module):
-    """Multi-head self-attention over all positions. Its output projection is the block's."""
+    """Multi-head self-attention over all positions. The block provides the output projection."""
 
     needs_frequency_embedding: Final = False
 
@@ -178,13 +178,13 @@ class SelfAttention(nn.Module):
 
 @register_mixer("identity")
 class NoPropagation(nn.Module):
-    """The control: the same block with nothing passed between positions but by its 3x3 convolution."""
+    """The control: the block without a mixer; only its 3x3 convolution passes information between positions."""
 
     needs_frequency_embedding: Final = False
 
     def __init__(
         self,
-        dim: int,  # noqa: ARG002 - every mixer is made alike
+        dim: int,  # noqa: ARG002 - every mixer has the same constructor
         device: torch.device | None = None,  # noqa: ARG002
         dtype: torch.dtype | None = None,  # noqa: ARG002
     ) -> None:

@@ -1,8 +1,8 @@
-"""TailProp backbones: stem, TPO block, TPO layer, stage, network; to be read from top to bottom.
+"""TailProp backbones: stem, TPO block, TPO layer, stage, network, from top to bottom.
 
-Shapes: B batch, H height, W width of the current map, C channels. Images come in as (B, 3, H, W) and features leave as
-(B, C, H/r, W/r), timm's convention; in between everything is channels-last, (B, H, W, C), so that linears, norms and cosine
-transforms need no transposes, and a convolution sees the same memory as PyTorch's channels_last format.
+Shapes: B batch, H height, W width of the current map, C channels. Inputs are (B, 3, H, W) and features are (B, C, H/r, W/r),
+timm's convention; in between everything is channels-last, (B, H, W, C), so that linears, norms and cosine transforms need no
+transposes, and a convolution sees the same memory as PyTorch's channels_last format.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Stem(nn.Module):
 
     def __init__(self, in_chans: int, dim: int, **dd: Any) -> None:
         super().__init__()
-        self.growth = dim / 2 / 4 / in_chans  # the first convolution's output over the image
+        self.growth = dim / 2 / 4 / in_chans  # size of the first convolution's output over that of the image
         self.conv1 = nn.Conv2d(in_chans, dim // 2, 3, stride=2, padding=1, **dd)
         self.norm1 = nn.LayerNorm(dim // 2, eps=1e-6, **dd)
         self.act = nn.GELU()
@@ -54,7 +54,7 @@ class Stem(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Stride-2 convolution without bias, then a norm: (B, H, W, C) -> (B, H/2, W/2, C'); with stride 1 of the same size."""
+    """Stride-2 convolution without bias, then a norm: (B, H, W, C) -> (B, H/2, W/2, C'); with stride 1, the size is kept."""
 
     def __init__(self, dim: int, out_dim: int, stride: int = 2, dilation: int = 1, **dd: Any) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class TPOStage(nn.Module):
     ) -> None:
         super().__init__()
         self.grad_checkpointing = False
-        self.growth = layers[0].mlp.ratio  # the MLP's hidden layer over the map
+        self.growth = layers[0].mlp.ratio  # size of the MLP's hidden layer over that of the map
         self.downsample = downsample if downsample is not None else nn.Identity()
         self.freq_embed = nn.Parameter(torch.empty(*embedding_size, dim, **dd)) if embedding_size else None
         self.layers = nn.ModuleList(layers)
@@ -161,22 +161,22 @@ class TailProp(nn.Module):
 
     Args:
         in_chans: Channels of the image.
-        num_classes: Classes of the head; 0 for none.
+        num_classes: Classes of the head; 0 for no classifier.
         global_pool: Pooling before the classifier, as in timm; "" for none, with num_classes=0.
         depths: Layers of each stage.
         dims: Channels of each stage.
-        mixer: What propagates: a variant of the operator ("tailprop", "gaussian", "cauchy", "fixed", "learnable",
-            "dual_gaussian", "adaptive_alpha") or a rival ("heat", "wave", "attention", "identity").
+        mixer: A variant of the operator ("tailprop", "gaussian", "cauchy", "fixed", "learnable", "dual_gaussian",
+            "adaptive_alpha") or a baseline ("heat", "wave", "attention", "identity").
         mixer_args: Further settings of the mixer, for example dict(orders=(2.0, 1.5, 1.0)) for `TailPropagation`.
         mlp_ratio: Hidden width of the MLP over its input.
         post_norm: Norm after each branch instead of before it.
-        layer_scale: Initial value of a learned scale on each branch; None for no such scale.
+        layer_scale: Initial value of a learned scale on each branch; None for no layer scale.
         drop_rate: Dropout before the classifier.
-        drop_path_rate: Stochastic depth of the last layer; earlier ones rise to it linearly from 0.
-        output_stride: Image over last map: 32, or 16 or 8 for dense prediction. Later stages then keep their resolution with
-            dilated convolutions, and propagate as far as before.
-        img_size: Image size at which heat and wave keep their frequency embeddings (they are resampled for others). The other
-            mixers have no parameter that knows the size of the image.
+        drop_path_rate: Stochastic depth rate of the last layer; the rates rise linearly from 0.
+        output_stride: Image size over the size of the last map: 32, or 16 or 8 for dense prediction. The last stages then keep
+            their resolution with dilated convolutions, and propagate as far as before.
+        img_size: Image size that the frequency embeddings of heat and wave are stored for (they are resampled for others).
+            The parameters of the other mixers do not depend on the image size.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class TailProp(nn.Module):
             dim, dilation = dims[i], 4 * 2**i // strides[i]
             mixers = [build_mixer(mixer, dim, **(mixer_args or {}), **dd) for _ in rates]
             for m in mixers:
-                m.spacing = 1 / dilation  # a map that was not made smaller is finer: its scales mean the same distance
+                m.spacing = 1 / dilation  # without downsampling the map is finer: the scales keep their meaning as distances
             layers = [
                 TPOLayer(dim, m, mlp_ratio, post_norm, layer_scale, rate, dilation, **dd)
                 for m, rate in zip(mixers, rates, strict=True)
@@ -232,12 +232,12 @@ class TailProp(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Set every parameter anew; also right after `to_empty`."""
-        named_apply(_init_module, self)  # children before parents: an operator may correct its gate's linears
+        """Initialize every parameter, also after `to_empty`."""
+        named_apply(_init_module, self)  # children before parents: an operator may adjust the linears of its gate
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Scales, gates and orders: decay would pull each towards a value nobody chose."""
+        """Scales, gates and orders: decay would pull them towards arbitrary values."""
         return {
             f"{name}.{parameter}"
             for name, module in self.named_modules()
@@ -247,7 +247,7 @@ class TailProp(nn.Module):
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns by which timm groups parameters for layer-wise learning rates."""
+        """Patterns that timm uses to group parameters for layer-wise learning rate decay."""
         if coarse:
             return dict(stem=r"^stem", blocks=r"^stages\.(\d+)")
         return dict(
@@ -261,7 +261,7 @@ class TailProp(nn.Module):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep only the inputs of each layer for the backward pass and compute the rest again."""
+        """Keep only the inputs of each layer for the backward pass and recompute the rest."""
         for stage in self.stages:
             assert isinstance(stage, TPOStage)
             stage.grad_checkpointing = enable
@@ -285,13 +285,13 @@ class TailProp(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Features of chosen stages, and the final ones unless told otherwise.
+        """Features of the selected stages, and the final features unless `intermediates_only`.
 
         Args:
             x: Images, (B, 3, H, W).
-            indices: Stages to take: a list, the last n if a number, all if None.
+            indices: Selected stages: a list, the last n if a number, all if None.
             norm: Apply the final norm to the last stage's features.
-            stop_early: Skip the stages after the last one taken.
+            stop_early: Skip the stages after the last selected one.
             output_fmt: "NCHW" or "NHWC" for the intermediates.
             intermediates_only: Return the list alone.
         """
@@ -314,7 +314,7 @@ class TailProp(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what the chosen stages do not need."""
+        """Remove the modules that the selected stages do not need."""
         taken, last_taken = feature_take_indices(len(self.stages), indices)
         cut = last_taken + 1 < len(self.stages)
         self.stages = self.stages[: last_taken + 1]
@@ -337,7 +337,7 @@ class TailProp(nn.Module):
 
 
 def require_size(x: Tensor, in_chans: int) -> Tensor:
-    """x, or a ValueError that says what is wrong with its shape."""
+    """x, after a check of its shape."""
     if x.ndim != 4 or x.shape[1] != in_chans:
         raise ValueError(f"expected images of shape (batch, {in_chans}, height, width), got {tuple(x.shape)}")
     if x.shape[2] < MIN_SIZE_PX or x.shape[3] < MIN_SIZE_PX:
@@ -360,9 +360,9 @@ def _check_sizes(in_chans: int, num_classes: int, depths: Sequence[int], dims: S
     for depth in depths:
         check_at_least("each of depths", depth, 1)
     if not 0 <= drop_path_rate < 1:
-        raise ValueError(f"drop_path_rate lies in [0, 1), got {drop_path_rate}")
+        raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
     if dims[0] < 2 or dims[0] % 2:
-        raise ValueError(f"dims[0] must be even, the stem's first convolution has half as many channels; got {dims[0]}")
+        raise ValueError(f"dims[0] must be even, because the stem's first convolution has half as many channels; got {dims[0]}")
 
 
 def _check_num_classes(num_classes: int) -> None:
@@ -371,9 +371,9 @@ def _check_num_classes(num_classes: int) -> None:
 
 
 def _strides(num_stages: int, output_stride: int) -> list[int]:
-    """Image over map of each stage, at most `output_stride`."""
+    """Stride of each stage relative to the image, at most `output_stride`."""
     if output_stride not in (8, 16, 32):
-        raise ValueError(f"output_stride is 8, 16 or 32, got {output_stride}")
+        raise ValueError(f"output_stride must be 8, 16 or 32, got {output_stride}")
     return [min(4 * 2**i, output_stride) for i in range(num_stages)]
 
 
@@ -385,7 +385,7 @@ def _map_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int
 
 
 def _init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
-    """Linears as in vHeat (normal, 0.02); anything else by its own rule."""
+    """Linears as in vHeat (truncated normal, 0.02); other modules by their own `reset_parameters`."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)

@@ -2,11 +2,11 @@
 
 Shapes: B batch, H height, W width, C channels, K orders in the mix.
 
-Every response is a member of the stable family of Eq. (1) to (3) of the paper, with k standing for kappa * t,
+Every response is a member of the stable family of Eq. (1) to (3) of the paper, with k = kappa * t,
 
     h(rho) = exp(-k rho^(alpha/2)),   0 < alpha <= 2,
 
-Gaussian at alpha = 2 (light tail), Cauchy at alpha = 1 (heavy tail). Orders, scales and the way the mix is decided are
+Gaussian at alpha = 2 (light tail), Cauchy at alpha = 1 (heavy tail). Orders, scales and the gate that mixes them are
 settings; the seven variants of the paper's ablation are rows of `VARIANTS`.
 """
 
@@ -55,7 +55,7 @@ def stable_response(rho: Tensor, scale: Tensor, order: float | Tensor) -> Tensor
     """exp(-k rho^(alpha/2)), broadcast over its arguments; exactly 1 at rho = 0 for every order."""
     if isinstance(order, Tensor):
         at_zero = rho == 0
-        log_rho = torch.log(rho.masked_fill(at_zero, 1.0))  # log 0 would send a NaN back to a learned order
+        log_rho = torch.log(rho.masked_fill(at_zero, 1.0))  # log 0 would give a learned order a NaN gradient
         power = torch.exp(0.5 * order * log_rho).masked_fill(at_zero, 0.0)
     else:
         power = rho.pow(0.5 * order)
@@ -75,11 +75,11 @@ def tail_propagate(
         x: Channels-last map, (B, H, W, C).
         scales: Positive scales k, (K,) or one for each channel, (K, C). In pixels: a Gaussian has standard deviation
             sqrt(2k), a Cauchy kernel half-width k.
-        weights: Mixing weights, (K,), (K, C) or (B, K, C), summing to 1 over K; equal shares if left out. With two orders
-            these are lambda and 1 - lambda. The last weight is taken to be what the others leave, so that the mean of each
-            channel is kept exactly.
+        weights: Mixing weights, (K,), (K, C) or (B, K, C), summing to 1 over K; equal weights by default. With two orders
+            these are lambda and 1 - lambda. The last weight is computed as 1 minus the others, so that the mean of each
+            channel is preserved exactly.
         orders: K numbers in (0, 2], or a tensor of shape (K,), (K, C) or (B, K, C) if they are learned.
-        spacing: Distance of neighbouring positions in the unit of the scales; below 1 on a map finer than they are meant for.
+        spacing: Distance of neighbouring positions in the unit of the scales; below 1 on a finer map.
 
     >>> photo = torch.rand(1, 64, 48, 3)
     >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
@@ -97,9 +97,9 @@ def tail_propagate_reference(
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
 ) -> Tensor:
-    """The same operator written to be read: a branch for each order, each with its own transform pair, mixed in space.
+    """The same operator in its simplest form: a branch for each order, each with its own transform pair, mixed in space.
 
-    It computes in float64 whatever it is given, so that a difference from `tail_propagate` is the fast path's.
+    It always computes in float64, so that a difference from `tail_propagate` is an error of the fast path.
     """
     _check_map(x)
     dtype, x = x.dtype, x.double()
@@ -124,7 +124,7 @@ def tail_propagate_reference(
     return y.to(dtype)
 
 
-torch.fx.wrap("tail_propagate")  # a leaf for symbolic tracing: inside it, sizes are numbers
+torch.fx.wrap("tail_propagate")  # a leaf function for symbolic tracing: inside it, sizes are numbers
 
 
 def _cosine_matrix(n: int, like: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _cosine_matrix(n: int, like: Tensor) -> Tensor:
 
 
 class _Mix(NamedTuple):
-    """Scales, weights and orders in the shapes the arithmetic wants, in float32 or better."""
+    """Scales, weights and orders in broadcastable shapes, in float32 or float64."""
 
     scales: Tensor  # (K, C or 1)
     weights: Tensor  # (B or 1, K, C or 1)
@@ -162,7 +162,7 @@ class _Mix(NamedTuple):
         split = _to_bkc(orders.to(dtype)).unbind(1) if isinstance(orders, Tensor) else _checked_orders(orders)
         if not num_orders == weights.shape[1] == len(split):
             raise ValueError(
-                f"one scale, one weight and one order are needed for each response, got {num_orders} scales, "
+                f"expected one scale, one weight and one order for each response, got {num_orders} scales, "
                 f"{weights.shape[1]} weights and {len(split)} orders"
             )
         return cls(scales, weights, split, spacing)
@@ -185,11 +185,11 @@ class _Mix(NamedTuple):
 
 def _check_map(x: Tensor) -> None:
     if x.ndim != 4:
-        raise ValueError(f"a channels-last map (batch, height, width, channels) is needed, got shape {tuple(x.shape)}")
+        raise ValueError(f"expected a channels-last map (batch, height, width, channels), got shape {tuple(x.shape)}")
 
 
 def _check_numbers(scales: Tensor | Sequence[float], weights: Tensor | Sequence[float] | None) -> None:
-    """Refuse plain numbers that make no sense; tensors are left alone, looking into them would wait for a GPU."""
+    """Reject invalid Python numbers; the values of tensors are not checked, because that would synchronize with a GPU."""
     for name, values in (("scales", scales), ("weights", weights)):
         if isinstance(values, int | float) or (isinstance(values, Tensor) and values.ndim == 0):
             raise ValueError(f"{name} needs a value for each order, got the single number {values}")
@@ -210,13 +210,13 @@ def _to_bkc(v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PropagationDetails:
-    """What a `TailPropagation` did to one batch, for figures and diagnostics (Figures 3 and 4, Appendix G of the paper)."""
+    """Internal values of a `TailPropagation` for one batch, for diagnostics (Figures 3 and 4, Appendix G of the paper)."""
 
     scales: Tensor  # (K, 1) or (K, C): propagation scales k
     weights: Tensor  # (B, K, C): mixing weights
     orders: Tensor  # (B, K, C): stable orders alpha
     responses: Tensor  # (B, K, H, W, C): each order alone; H_G and H_C for the paper's operator
-    mixed: Tensor  # (B, H, W, C): the response that was applied
+    mixed: Tensor  # (B, H, W, C): the applied response
     coefficients: Tensor  # (B, H, W, C): the DCT of the input
 
     @property
@@ -231,20 +231,20 @@ class TailPropagation(nn.Module):
     Args:
         dim: Channels C.
         orders: Stable orders alpha of the mix, each in (0, 2].
-        gate: How the mix is decided: "content" predicts it from the input, sigmoid(MLP(GAP(X))) for two orders, a softmax
-            for more; "learned" holds a weight for each channel; "fixed" gives equal shares.
-        order_mode: "fixed" keeps `orders`; "learned" trains an order for each entry, starting there; "content" predicts
-            2 sigmoid(MLP(GAP(X))) for each channel, starting there.
+        gate: Source of the mixing weights: "content" predicts them from the input, sigmoid(MLP(GAP(X))) for two orders, a
+            softmax for more; "learned" has a weight for each channel; "fixed" uses equal weights.
+        order_mode: "fixed" keeps `orders`; "learned" trains an order for each entry, initialized to `orders`; "content"
+            predicts 2 sigmoid(MLP(GAP(X))) for each channel, also initialized to `orders`.
         scale_init: Initial scale of every order, or one for each. Repeated orders start a factor of 4 apart. The
-            default is close to no propagation at all; starting at 1 cost two points in results/scale_init.csv.
-        scale_per_channel: Learn a scale for each channel, spread geometrically from a tenth to ten times `scale_init`.
+            default is close to no propagation; an initial scale of 1 cost two points in results/scale_init.csv.
+        scale_per_channel: Learn a scale for each channel, initialized geometrically from 0.1 to 10 times `scale_init`.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
     """
 
     needs_frequency_embedding: Final = False
     no_decay: Final = ("theta", "gate_logits", "order_logits")
     scale_parameters: Final = ("theta",)
-    spacing: float = 1.0  # of neighbouring positions, set by a backbone whose map is finer than usual
+    spacing: float = 1.0  # distance of neighbouring positions, set by a backbone whose map is finer than usual
 
     def __init__(
         self,
@@ -280,13 +280,13 @@ class TailPropagation(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start scales and orders where the arguments say, and gates at equal shares."""
+        """Initialize scales and orders from the arguments, and gates to equal weights."""
         scales = torch.tensor(self.scale_init, dtype=torch.float64, device="cpu")[:, None]  # (K, 1)
         if self.scale_per_channel:
             scales = scales * torch.logspace(-1, 1, self.dim, dtype=torch.float64, device="cpu")  # (K, C)
         softplus = (scales - SCALE_OFFSET).clamp_min(1e-6)
         self.theta.copy_(softplus + torch.log(-torch.expm1(-softplus)))  # the inverse of softplus, for large values too
-        # An order of exactly 2 is the end of the sigmoid's range, out of reach; 1.99 still learns.
+        # An order of exactly 2 is the limit of the sigmoid and cannot be reached; 1.99 still has a gradient.
         order_logits = torch.logit(torch.tensor(self.orders, dtype=torch.float64, device="cpu") / 2, eps=5e-3)[:, None]
         if self.gate_logits is not None:
             self.gate_logits.zero_()
@@ -303,11 +303,11 @@ class TailPropagation(nn.Module):
         return F.softplus(at_least_float32(self.theta)) + SCALE_OFFSET
 
     def weights(self, x: Tensor) -> Tensor | None:
-        """Mixing weights for a batch: (B, K, C), (K, C), or None for equal shares."""
+        """Mixing weights for a batch: (B, K, C), (K, C), or None for equal weights."""
         if self.gate_mlp is not None:
-            return _shares(self.gate_mlp(x), 1, len(self.orders))
+            return _mixing_weights(self.gate_mlp(x), 1, len(self.orders))
         if self.gate_logits is not None:
-            return _shares(self.gate_logits, 0, len(self.orders))
+            return _mixing_weights(self.gate_logits, 0, len(self.orders))
         return None
 
     def stable_orders(self, x: Tensor) -> Tensor | tuple[float, ...]:
@@ -359,11 +359,11 @@ class PooledMLP(nn.Module):
 
 
 def at_least_float32(v: Tensor) -> Tensor:
-    """v, in float32 if it was coarser: gates, scales and responses are formed in full precision under autocast."""
+    """v in at least float32: gates, scales and responses are computed in full precision under autocast."""
     return v.to(torch.promote_types(v.dtype, torch.float32))
 
 
-def _shares(logits: Tensor, dim: int, num_orders: int) -> Tensor:
+def _mixing_weights(logits: Tensor, dim: int, num_orders: int) -> Tensor:
     """Softmax over K orders of K - 1 logits, the last being 0: for two orders exactly sigmoid and its complement."""
     logits = at_least_float32(logits)
     if num_orders == 2:
@@ -374,10 +374,10 @@ def _shares(logits: Tensor, dim: int, num_orders: int) -> Tensor:
 
 def _checked_orders(orders: Sequence[float]) -> tuple[float, ...]:
     if len(orders) == 0:
-        raise ValueError("at least one order is needed, for example orders=(2.0, 1.0)")
+        raise ValueError("orders is empty; give at least one, for example orders=(2.0, 1.0)")
     for order in orders:
         if not 0 < order <= 2:
-            raise ValueError(f"a stable order lies in (0, 2], got {order}; 2 is Gaussian, 1 is Cauchy")
+            raise ValueError(f"a stable order must be in (0, 2], got {order}; 2 is Gaussian, 1 is Cauchy")
     return tuple(float(order) for order in orders)
 
 
@@ -385,7 +385,7 @@ def _checked_scales(scale_init: float | Sequence[float], orders: tuple[float, ..
     if isinstance(scale_init, Sequence):
         scales = tuple(float(s) for s in scale_init)
     else:
-        # Two responses of one order would stay twins if they also began at one scale.
+        # Two responses of the same order would stay identical if they also started at the same scale.
         scales = tuple(scale_init * 4.0 ** orders[:k].count(order) for k, order in enumerate(orders))
     if len(scales) != len(orders):
         raise ValueError(f"scale_init needs one value or one for each order, got {len(scales)} for {len(orders)} orders")

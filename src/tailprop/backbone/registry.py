@@ -15,7 +15,7 @@ __all__ = ["FAMILIES", "MODELS", "SIZES"]
 _WIDE = dict(dims=(96, 192, 384, 768))
 _POST_NORM = dict(depths=(2, 2, 18, 2), post_norm=True, layer_scale=1e-5)
 
-# Table C.1 of the paper, and two smaller ones of our own.
+# Table C.1 of the paper, and two smaller sizes that the paper does not have.
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "pico": dict(depths=(2, 2, 4, 2), dims=(32, 64, 128, 256)),
     "nano": dict(depths=(2, 2, 4, 2), dims=(40, 80, 160, 320)),

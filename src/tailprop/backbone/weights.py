@@ -1,7 +1,7 @@
-"""Weights from elsewhere: vHeat's published checkpoints into our modules.
+"""Loading of external weights: vHeat's published checkpoints, and warm starts.
 
-`checkpoint_filter_fn` is timm's hook, so `vheat_*` loads a published vHeat file as it is. `load_matching` gives any model of
-ours what fits of a checkpoint, and reports the rest.
+`checkpoint_filter_fn` is timm's hook, so `vheat_*` loads a published vHeat file unchanged. `load_matching` copies the tensors
+of a checkpoint that fit a model, and reports the rest.
 """
 
 import re
@@ -35,39 +35,39 @@ _VHEAT_DOWNSAMPLE: Final = re.compile(r"^layers\.(\d+)\.\d+\.([01])\.(\w+)$")
 
 @dataclass(frozen=True)
 class WarmStartReport:
-    """What a warm start did, parameter by parameter."""
+    """The result of a warm start, by parameter name."""
 
-    taken: tuple[str, ...]  # ours, now holding the checkpoint's values
+    taken: tuple[str, ...]  # loaded from the checkpoint
     misfits: tuple[str, ...]  # in both, with different shapes
-    unused: tuple[str, ...]  # in the checkpoint, unknown to the model
-    fresh: tuple[str, ...]  # ours, left as they were
+    unused: tuple[str, ...]  # in the checkpoint, but not in the model
+    fresh: tuple[str, ...]  # in the model, but not loaded
 
     def __str__(self) -> str:
-        lines = [f"warm start: {len(self.taken)} of {len(self.taken) + len(self.fresh)} tensors taken"]
+        lines = [f"warm start: {len(self.taken)} of {len(self.taken) + len(self.fresh)} tensors loaded"]
         for label, names in (
             ("different shape", self.misfits),
             ("not used by this model", self.unused),
             ("left at their initial values", self.fresh),
         ):
             if names:
-                shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-                lines.append(f"  {label} ({len(names)}): {shown}")
+                listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+                lines.append(f"  {label} ({len(names)}): {listed}")
         return "\n".join(lines)
 
 
-# vHeat's training pickles its yacs configuration beside the weights. Read as a plain dictionary it is harmless, and
-# weights_only loading, ours and timm's, gets past it without importing or running anything.
+# vHeat's checkpoints also contain a pickled yacs configuration. Mapped to a plain dictionary it is harmless, and weights_only
+# loading, ours and timm's, then works without importing or executing anything.
 torch.serialization.add_safe_globals([(OrderedDict, "yacs.config.CfgNode")])
 
 
 def load_matching(model: nn.Module, state_dict: Mapping[str, Tensor]) -> WarmStartReport:
-    """Copy into `model` everything that fits of a state dict, vHeat's names or ours; report the rest."""
+    """Copy into `model` every matching tensor of a state dict, with vHeat's names or ours; report the rest."""
     theirs = checkpoint_filter_fn(dict(state_dict), model)
     ours = model.state_dict()
     fits = {name: v for name, v in theirs.items() if name in ours and ours[name].shape == v.shape}
     if not fits:
         raise ValueError(
-            "nothing in this checkpoint fits the model: it has "
+            "no tensor of this checkpoint fits the model: it has "
             f"{', '.join(list(theirs)[:3])}, ... where the model has {', '.join(list(ours)[:3])}, ..."
         )
     model.load_state_dict(fits, strict=False)
@@ -80,14 +80,14 @@ def load_matching(model: nn.Module, state_dict: Mapping[str, Tensor]) -> WarmSta
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """timm's hook: a vHeat state dict under our names, its embeddings at the model's resolution; ours unchanged."""
+    """timm's hook: rename a vHeat state dict and resample its embeddings to the model's resolution; ours is unchanged."""
     if "patch_embed.conv1.weight" not in state_dict:
         return state_dict
     ours = model.state_dict()
     renamed = {}
     for name, value in state_dict.items():
         name = _rename_vheat(name)
-        if ".mlp." in name and value.ndim == 4:  # 1x1 convolutions there, linears here
+        if ".mlp." in name and value.ndim == 4:  # 1x1 convolutions in vHeat, linears here
             value = value.flatten(1)
         if name.endswith("freq_embed") and name in ours and ours[name].shape != value.shape:
             value = _resize_embedding(value, ours[name].shape)
@@ -96,7 +96,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _rename_vheat(name: str) -> str:
-    if match := _VHEAT_DOWNSAMPLE.match(name):  # at the end of stage i there, at the start of stage i + 1 here
+    if match := _VHEAT_DOWNSAMPLE.match(name):  # at the end of stage i in vHeat, at the start of stage i + 1 here
         stage, part, leaf = match.groups()
         return f"stages.{int(stage) + 1}.downsample.{'conv' if part == '0' else 'norm'}.{leaf}"
     for pattern, ours in _VHEAT_RULES:
@@ -106,5 +106,5 @@ def _rename_vheat(name: str) -> str:
 
 def _resize_embedding(value: Tensor, shape: torch.Size) -> Tensor:
     if value.shape[-1] != shape[-1]:
-        return value  # another width: let the loader say so
+        return value  # another width: load_state_dict reports it
     return resample_embedding(value, torch.empty(1, *shape, device="meta"))

@@ -1,1 +1,1 @@
-"""Commands of `tailprop` that belong to no study."""
+"""Commands of `tailprop`, except those of the studies."""

@@ -12,7 +12,7 @@ __all__ = ["TaskCommand", "parse_for_task"]
 
 @dataclass(frozen=True)
 class TaskCommand:
-    """The module of a task that runs a command, and its options."""
+    """A command of a task: its module and options."""
 
     module: Any
     options: Any
@@ -22,8 +22,8 @@ class TaskCommand:
 
 
 def parse_for_task(command: str, part: Literal["evaluate", "predict"], args: list[str]) -> TaskCommand:
-    """Options by the task of the checkpoint among the arguments; where none says, those of a classifier."""
+    """Parse the options of the task of the checkpoint in the arguments; without one, those of a classifier."""
     spec = find_spec(next((task for task in map(find_task_name, args) if task is not None), DEFAULT_TASK))
     reference = getattr(spec, part)
-    description = f"{(spec.part(reference).__doc__ or '').strip()} ({spec.title}; the task is that of the checkpoint)"
+    description = f"{(spec.part(reference).__doc__ or '').strip()} ({spec.title}; the checkpoint determines the task)"
     return TaskCommand(spec.module(reference), parse_options(spec.part(reference), args, f"tailprop {command}", description))

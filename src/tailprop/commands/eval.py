@@ -1,4 +1,4 @@
-"""`tailprop eval CHECKPOINT`: measure a checkpoint, as its task does."""
+"""`tailprop eval CHECKPOINT`: evaluate a checkpoint with the metrics of its task."""
 
 from tailprop.commands.dispatch import TaskCommand, parse_for_task
 

@@ -1,4 +1,4 @@
-"""`tailprop models`: what there is to choose from."""
+"""`tailprop models`: list the registered models."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ class Models:
 
 
 def count_all(height: int = 224, width: int = 224) -> dict[str, dict[str, Any]]:
-    """What `backbone/costs.json` holds for 224 px, so that listing the models needs no PyTorch."""
+    """Sizes and costs of all models; `backbone/costs.json` stores them for 224 px, so that listing needs no PyTorch."""
     rows = {}
     for name, settings in MODELS.items():
         model = create_on_meta(name)
@@ -43,4 +43,4 @@ def run(options: Models) -> None:
         sizes = (" ".join(map(str, row[key])) for key in ("depths", "dims"))
         table.add_row(name, row["mixer"], *sizes, f"{row['parameters'] / 1e6:.1f} M", f"{row['macs'] / 1e9:.2f}")
     console = Console()
-    (console if console.is_terminal else Console(width=120)).print(table)  # in a pipe nothing is cut off
+    (console if console.is_terminal else Console(width=120)).print(table)  # in a pipe nothing is truncated

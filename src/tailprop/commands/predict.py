@@ -1,4 +1,4 @@
-"""`tailprop predict CHECKPOINT IMAGES`: what a checkpoint makes of images, as its task does."""
+"""`tailprop predict CHECKPOINT IMAGES`: run a checkpoint on images."""
 
 from tailprop.commands.dispatch import TaskCommand, parse_for_task
 

@@ -1,4 +1,4 @@
-"""`tailprop scenes`: generated scenes of shapes in the formats of real datasets."""
+"""`tailprop scenes`: generate scenes of shapes in the formats of real datasets."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,16 +13,16 @@ from tailprop.utils.validation import check_at_least
 
 @dataclass(frozen=True)
 class Scenes:
-    """Write scenes of shapes."""
+    """Generate scenes of shapes."""
 
     out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
-    """Folder to write into; new, empty, or with the same scenes in it, perhaps not all of them yet."""
+    """Output folder; it must be new, empty, or hold the same scenes, possibly incomplete."""
     format: Literal["coco", "ade20k", "parquet"] = "coco"
-    """coco: boxes and masks; ade20k: a class for every pixel; parquet: one class for each image."""
+    """coco: boxes and masks; ade20k: label maps; parquet: one class for each image."""
     count: int = 200
-    """Scenes for training."""
+    """Number of training scenes."""
     val: int = 50
-    """Scenes for validation."""
+    """Number of validation scenes."""
     scenes: tyro.conf.OmitArgPrefixes[SceneConfig] = field(default_factory=SceneConfig)
 
     def check(self) -> None:
@@ -34,4 +34,4 @@ class Scenes:
 def run(options: Scenes) -> None:
     options.check()
     write_scenes(options.out, options.format, options.scenes, options.count, options.val)
-    print(f"{options.count} scenes for training and {options.val} for validation in {options.out}")
+    print(f"{options.count} training and {options.val} validation scenes in {options.out}")

@@ -1,4 +1,4 @@
-"""`tailprop train RECIPE`: train by a recipe, every setting open to the command line."""
+"""`tailprop train RECIPE`: train from a recipe; every setting can be overridden on the command line."""
 
 import os
 import shlex
@@ -20,9 +20,9 @@ from tailprop.tasks import find_spec
 
 
 def parse(args: list[str]) -> Any:
-    """The recipe named first, changed by the options after it."""
+    """The settings of the recipe, overridden by the options after it."""
     if not args or args[0].startswith("-"):
-        raise ValueError(f"which recipe? a YAML file, a run folder or one of {', '.join(recipe_names())}")
+        raise ValueError(f"no recipe given; give a YAML file, a run folder or one of {', '.join(recipe_names())}")
     path = find_recipe(args[0])
     values = read_recipe(path)
     try:
@@ -30,9 +30,9 @@ def parse(args: list[str]) -> Any:
         default = build(config, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    if path.parent == Path(args[0]):  # a run, wherever it was moved to
+    if path.parent == Path(args[0]):  # a run folder, which may have been moved
         default = _in_folder(default, path.parent)
-    elif default.run.out == type(default.run)().out:  # every recipe has a folder of its own
+    elif default.run.out == type(default.run)().out:  # by default every recipe has its own run folder
         default = _in_folder(default, default.run.out.with_name(path.stem))
     chosen = parse_options(config, args[1:], f"tailprop train {args[0]}", default=default)
     chosen.check()
@@ -50,16 +50,16 @@ def run(config: TaskConfig) -> None:
         try:
             train(find_spec(config.task), config, world)
         except Interrupted as stop:
-            how = "repeat the command with" if world.size > 1 else f"tailprop train {shlex.quote(str(config.run.out))}"
-            raise Interrupted(f"{stop}; resume with: {how} --run.resume", stop.number) from None
+            command = "the same command and" if world.size > 1 else f"tailprop train {shlex.quote(str(config.run.out))}"
+            raise Interrupted(f"{stop}; resume with: {command} --run.resume", stop.number) from None
 
 
 def _resume_restarted(config: TaskConfig, world: World) -> TaskConfig:
-    """The settings of a run that this launch of torchrun began, and that it has started again."""
+    """The settings, with resume set if this launch of torchrun started the run and now restarts it."""
     is_restart = any_rank(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0, world.device)
     if config.run.overwrite and not is_restart:
         raise ValueError(
-            f"{config.run.out} was begun by a launch of the same name ({launch_id()}): resume it (without "
+            f"{config.run.out} was started by a launch with the same id ({launch_id()}); resume it (without "
             "--run.overwrite), or give torchrun another --rdzv-id"
         )
     if world.is_main:

@@ -1,1 +1,1 @@
-"""Where images come from."""
+"""Datasets: reading images and annotations, sampling, loading batches."""

@@ -1,4 +1,4 @@
-"""Files that cannot be read: named, counted, and left out or the end of a run."""
+"""Broken files: reported and counted, then skipped, or an error that stops the run."""
 
 import sys
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from typing import Any
 
 __all__ = ["Broken", "BrokenFiles", "check_batch_full", "print_broken"]
 
-_NAMED = 20  # broken things named one by one
+_NAMED = 20  # broken files that are printed one by one
 
 
 @dataclass(frozen=True)
 class Broken:
-    """An example that cannot be read. Workers hand it on as data: an exception would arrive with a foreign traceback."""
+    """An example that cannot be read. Workers return it as data: an exception would arrive with the worker's traceback."""
 
     name: str
     reason: str
@@ -23,27 +23,27 @@ class Broken:
 
 
 def print_broken(broken: Sequence[Broken]) -> None:
-    """Name what is left out on standard error; of very many, the first."""
-    with suppress(OSError):  # the pipe is closed, which is no reason to stop
+    """Print skipped files on standard error, at most the first few by name."""
+    with suppress(OSError):  # the pipe is closed, which should not stop the run
         for item in broken[:_NAMED]:
-            print(f"left out, {item}", file=sys.stderr)
+            print(f"skipped {item}", file=sys.stderr)
         if len(broken) > _NAMED:
-            print(f"left out, {len(broken) - _NAMED} more", file=sys.stderr)
+            print(f"skipped {len(broken) - _NAMED} more", file=sys.stderr)
 
 
 class BrokenFiles(dict[str, str]):
-    """What is broken so far, with the reason: nothing is named twice, and at the first it stops if so configured."""
+    """Broken files found so far, with the reason. Each is printed once; with on_broken "stop", the first one raises."""
 
     def __init__(self, on_broken: str, is_main: bool = True) -> None:
         super().__init__()
         self.on_broken, self.is_main = on_broken, is_main
 
     def record(self, found: Sequence[Broken], shared: bool = False) -> None:
-        """Add what was found. What every process has found (`shared`) is named by the first."""
+        """Add broken files. Those that every process has found (`shared`) are printed by rank 0."""
         if found and self.on_broken == "stop":
-            others = len({item.name for item in found}) - 1  # a file may be met twice, as one that shall replace another
+            others = len({item.name for item in found}) - 1  # a file may occur twice, once as a replacement for another
             more = f" (and {others} more)" if others else ""
-            raise ValueError(f"{found[0]}{more}; fix or remove it, or leave it out (--data.on-broken skip)")
+            raise ValueError(f"{found[0]}{more}; fix or remove it, or skip it (--data.on-broken skip)")
         new = {item.name: item for item in found if item.name not in self}
         if self.is_main or not shared:
             print_broken(list(new.values()))
@@ -51,6 +51,6 @@ class BrokenFiles(dict[str, str]):
 
 
 def check_batch_full(batch: Any, size: int) -> None:
-    """Broken examples are replaced by others; a batch that is still short has too many of them."""
+    """Raise if a batch is still incomplete after its broken examples were replaced by others."""
     if len(batch) < size:
-        raise ValueError(f"too many broken images in a row, the last {batch.broken[-1]}; fix or remove them")
+        raise ValueError(f"too many broken images in a row, the last is {batch.broken[-1]}; fix or remove them")

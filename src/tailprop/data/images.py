@@ -1,7 +1,7 @@
-"""Images a user points at, without labels: which files are meant, and what is in them.
+"""Images without labels, as given to `predict`: finding the files and decoding them.
 
-Any task that answers for single images starts here: `list_images` makes paths of what was typed, `read_image` decodes
-one, and `prefetch` keeps a few threads decoding while the model works on the batch before.
+`list_images` expands files, folders and globs to paths, `read_image` decodes one image, and `prefetch` decodes the next batch
+in a few threads while the model runs on the current one.
 """
 
 import glob
@@ -32,7 +32,7 @@ __all__ = [
     "unique_stems",
 ]
 
-# What cameras, scanners and the web write. Pillow opens more (.h5, .mpg, .ps), but in a folder those are rarely meant.
+# Common image formats. Pillow opens more (.h5, .mpg, .ps), but such files in a folder are rarely images.
 SUFFIXES: Final = (
     *(".apng", ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".tga", ".tif", ".tiff", ".webp"),
@@ -42,16 +42,16 @@ T = TypeVar("T")
 
 
 def list_images(named: Sequence[str]) -> list[Path]:
-    """The images meant by files, folders and globs, in the order named, each once.
+    """Paths of the images given as files, folders and globs, in the given order, without duplicates.
 
-    A file is taken whatever its name. A folder is searched with all folders below it, in sorted order, for files named like
-    images, and so is a folder a glob matches; hidden files are left out, and links to folders are not followed.
+    A file is accepted with any suffix. A folder, also one that a glob matches, is searched recursively, in sorted order, for
+    files with an image suffix; hidden files are skipped, and links to folders are not followed.
     """
     if not named:
-        raise ValueError("no images given; name files, folders, or globs such as 'photos/*.jpg'")
+        raise ValueError("no images given; give files, folders, or globs such as 'photos/*.jpg'")
     unique: dict[str, Path] = {}
     for path in (path for name in named for path in _expand(name)):
-        unique.setdefault(os.path.abspath(path), path)  # noqa: PTH100 - resolve() would merge links that are named apart
+        unique.setdefault(os.path.abspath(path), path)  # noqa: PTH100 - resolve() would merge different links to one file
     return list(unique.values())
 
 
@@ -59,13 +59,13 @@ def _expand(name: str) -> list[Path]:
     path = Path(name).expanduser()  # the shell leaves ~ alone in quotes
     if path.is_dir():
         if not (images := _search(path)):
-            raise ValueError(f"no images in the folder {path}; looked for {', '.join(SUFFIXES)}")
+            raise ValueError(f"no images in the folder {path}; supported suffixes are {', '.join(SUFFIXES)}")
         return images
-    if path.exists():  # asked before globs: a file may well be named photo[1].jpg
+    if path.exists():  # checked before globs: a file may be named photo[1].jpg
         return [path]
     if not glob.has_magic(name):
         raise ValueError(f"no image or folder at {path}")
-    matches = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207 - Path.glob refuses absolute ones
+    matches = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207 - Path.glob rejects absolute patterns
     images = [image for match in matches for image in (_search(match) if match.is_dir() else [match])]
     if not (images := [image for image in images if is_image(image)]):
         raise ValueError(f"no image matches {name!r}")
@@ -74,18 +74,18 @@ def _expand(name: str) -> list[Path]:
 
 def _search(folder: Path) -> list[Path]:
     images: list[Path] = []
-    for where, below, names in os.walk(folder, onerror=_refuse):
+    for where, below, names in os.walk(folder, onerror=_raise):
         below[:] = [name for name in below if not name.startswith(".")]  # thumbnails and other caches
         images += [Path(where, name) for name in names if not name.startswith(".") and is_image(Path(name))]
     return sorted(images)
 
 
-def _refuse(error: OSError) -> None:
-    raise error  # os.walk would leave out a folder it may not read, and nobody would know
+def _raise(error: OSError) -> None:
+    raise error  # by default os.walk silently skips a folder that it cannot read
 
 
 def unique_paths(paths: Sequence[Path]) -> list[Path]:
-    """Paths without their suffixes for what is written of each image, with a number where one is taken."""
+    """Output paths without suffix, one for each image; a number is appended where a path would occur twice."""
     found: dict[Path, None] = {}  # in order, and quick to look up
     for path in paths:
         candidate, count = path.with_suffix(""), 1
@@ -97,57 +97,56 @@ def unique_paths(paths: Sequence[Path]) -> list[Path]:
 
 
 def unique_stems(paths: Sequence[Path]) -> list[str]:
-    """The same in one folder, wherever the images are."""
+    """File stems for one output folder, unique across images from different folders."""
     return [path.name for path in unique_paths([Path(path.name) for path in paths])]
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file is named like an image."""
+    """Whether a file has an image suffix."""
     return path.suffix.lower() in SUFFIXES
 
 
-def check_no_overwrite(paths: Sequence[Path], answers: Sequence[Path], overwrite: bool) -> None:
-    """What is made of images never takes the place of one of them, nor, unless told, of any other file."""
+def check_no_overwrite(paths: Sequence[Path], outputs: Sequence[Path], overwrite: bool) -> None:
+    """Raise if an output path is one of the input images, or, without `overwrite`, an existing file."""
     images = {path.resolve() for path in paths}
-    for answer in answers:
-        if answer.resolve() in images:
-            raise ValueError(f"{answer} is one of the images and would be written over; choose another --out")
-        if answer.exists() and not overwrite:
-            raise ValueError(f"{answer} exists; choose another --out, or give --overwrite to write over what is there")
+    for output in outputs:
+        if output.resolve() in images:
+            raise ValueError(f"{output} is one of the input images and would be overwritten; choose another --out")
+        if output.exists() and not overwrite:
+            raise ValueError(f"{output} exists; choose another --out, or give --overwrite to replace existing files")
 
 
 def image_size(path: Path) -> tuple[int, int] | Broken:
-    """Width and height by the header of a file; nothing is decoded."""
+    """Width and height from the header of a file; nothing is decoded."""
     try:
         with Image.open(path) as file:
             return file.size
-    except Exception as error:  # decoders trip over corrupt files in many ways
+    except Exception as error:  # decoders raise many kinds of errors on corrupt files
         return Broken(str(path), describe_error(error))
 
 
 def read_image(path: Path, mode: str) -> Image.Image | Broken:
-    """The image in a file, upright and in Pillow's mode L, RGB or RGBA; of several frames the first.
+    """The first frame of an image file, EXIF-transposed and in Pillow's mode L, RGB or RGBA.
 
-    Transparency is dropped where the mode has none, as it is in training. Gray of 16 bits is scaled to 8.
+    Transparency is dropped if the mode has none, as in training. 16-bit gray is scaled to 8 bits.
     """
     try:
         with Image.open(path) as file:
             return decode_image(file, mode)
-    except (
-        Exception
-    ) as error:  # corrupt files make Pillow raise OSError, ValueError, SyntaxError, and whatever a decoder trips over
+    except Exception as error:  # on corrupt files Pillow raises OSError, ValueError, SyntaxError, and others
         return Broken(str(path), describe_error(error))
 
 
 def decode_image(image: Image.Image, mode: str) -> Image.Image:
-    """An opened image, decoded, turned upright and brought to a mode."""
+    """Decode an opened image, EXIF-transpose it and convert it to a mode."""
     image.load()
     return _convert(exif_transpose(image), mode)
 
 
 def crop_long_strip(image: Image.Image, longest: int = 64) -> Image.Image:
-    """The middle of a very long strip. Evaluation enlarges the shorter side before it cuts the middle out of the longer, and
-    would ask for gigabytes to enlarge a line of 1x30000 pixels.
+    """Center-crop an image with an extreme aspect ratio.
+
+    Evaluation resizes the shorter side before the center crop, which would take gigabytes for an image of 1x30000 pixels.
     """
     w, h = image.size
     most = longest * min(w, h)
@@ -163,28 +162,30 @@ def describe_error(error: Exception) -> str:
 
 
 def exif_transpose(image: Image.Image) -> Image.Image:
-    if image.format == "JPEG" and "exif" not in image.info:  # looking for notes that are not there takes as long as a crop
+    if (
+        image.format == "JPEG" and "exif" not in image.info
+    ):  # getexif() takes as long as a crop even where there is no EXIF data
         return image
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # the pixels were read; only the notes of the camera are corrupt (SyntaxError, for one)
+    except Exception:  # the pixels were read; only the EXIF data is corrupt (for example SyntaxError)
         return image
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == "F":
-        raise ValueError("its pixels are floats, and nothing says which of them is white; save it with 8 or 16 bits")
+        raise ValueError("its pixels are floats with an unknown white level; save it with 8 or 16 bits")
     if image.mode.startswith("I"):
         image = _to_8_bits(image)
     if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # the way Pillow wants it: going to RGB at once draws a warning
+        image = image.convert("RGBA")  # converting directly to RGB makes Pillow warn
     return image.convert(mode)
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image).astype(np.int64)  # I;16, or I, which Pillow makes of 16 bits in some formats
+    values = np.asarray(image).astype(np.int64)  # I;16, or I, which Pillow uses for 16 bits in some formats
     if values.min() < 0 or values.max() > 65535:
-        raise ValueError("its pixels have 32 bits, and nothing says which of them is white; save it with 8 or 16 bits")
+        raise ValueError("its pixels have 32 bits with an unknown white level; save it with 8 or 16 bits")
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))  # 65535 = 257 * 255
 
 
@@ -195,7 +196,7 @@ def _reason(error: Exception) -> str:
 def prefetch(
     paths: Sequence[Path], read: Callable[[Path], T], batch: int, threads: int | None = None
 ) -> Iterator[list[tuple[Path, T]]]:
-    """What `read` makes of each path, in order and in batches; the batch after the one handed out is being read meanwhile."""
+    """Yield batches of (path, read(path)) in order; the next batch is read in threads meanwhile."""
     with ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1)) as pool:
         waiting: list[tuple[Path, Future[T]]] = []
         for first in range(0, len(paths), batch):
@@ -208,9 +209,9 @@ def prefetch(
 
 @contextmanager
 def suppress_pillow_warnings() -> Iterator[None]:
-    """Without Pillow's warnings of large images and corrupt notes: what cannot be read is reported as `Broken`.
+    """Ignore Pillow's warnings about large images and corrupt metadata: unreadable files are reported as `Broken`.
 
-    For a whole loop rather than each image, as threads share the filters of warnings.
+    Wrap a whole loop with it rather than each image, because threads share the warning filters.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")

@@ -1,8 +1,8 @@
-"""From examples to batches, the same ones whatever happens.
+"""Data loaders with reproducible batches.
 
 The order of an epoch is a function of seed and epoch, and every example is augmented by a generator seeded with (seed, epoch,
-index). So a run that stops in the middle of an epoch resumes with exactly the batches it would have seen, and neither the
-number of workers nor, for the same global batch, the number of processes changes what is learned from.
+index). So a run that stops in the middle of an epoch resumes with exactly the batches it would have seen, and the batches
+depend neither on the number of workers nor, for the same global batch, on the number of processes.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from tailprop.runtime.rng import mix_seeds, preserve_rng_state
 __all__ = ["KeyedDataset", "available_cores", "create_loader", "split_broken", "to_device"]
 
 T = TypeVar("T")
-_REPLACEMENTS = 16  # tried for a broken example
+_REPLACEMENTS = 16  # replacements tried for a broken example
 
 
 def available_cores() -> int:
@@ -43,10 +43,10 @@ def create_loader(
     workers: int,
     device: torch.device,
 ) -> DataLoader[Any]:
-    """A loader with so many processes, or as many as there are cores if that is fewer: more would only wait for each other."""
+    """A DataLoader with `workers` processes, but at most one for each core."""
     workers = min(workers, available_cores())
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")  # torch counts cores in its own way
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # torch counts cores differently
         loader = DataLoader(
             dataset,
             batch_sampler=sampler,
@@ -54,9 +54,9 @@ def create_loader(
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
-            generator=torch.Generator(),  # its own, or starting an epoch would draw from the generator of the weights
-            worker_init_fn=partial(_begin_worker, polite=device.type == "cpu"),
-            # forked workers share the sources' memory; anything else would pickle them
+            generator=torch.Generator(),  # starting an epoch must not draw from the global generator
+            worker_init_fn=partial(_init_worker, low_priority=device.type == "cpu"),
+            # forked workers share the dataset's memory; other start methods would pickle it
             multiprocessing_context="fork" if workers > 0 and sys.platform == "linux" else None,
         )
     _LOADERS.add(loader)
@@ -68,29 +68,32 @@ _LOADERS: "weakref.WeakSet[DataLoader[Any]]" = weakref.WeakSet()
 
 @atexit.register
 def _shut_down() -> None:
-    """End the workers before Python waits for them: they ignore the signals that would, see `_begin_worker`."""
+    """End the workers before Python waits for them at exit: they ignore SIGTERM, see `_init_worker`."""
     for loader in list(_LOADERS):
         iterator = getattr(loader, "_iterator", None)
         if iterator is not None and hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
 
 
-def _begin_worker(worker: int, polite: bool) -> None:  # noqa: ARG001 - torch passes the worker's number
+def _init_worker(worker: int, low_priority: bool) -> None:  # noqa: ARG001 - torch passes the worker's number
     torch.set_num_threads(1)
     keep_some_freed_memory()
-    if polite and hasattr(os, "nice"):
-        # Threads that share a matrix product wait for the slowest: a worker that pushes one aside stalls them all. It finds
-        # time enough where only one of them has something to do.
+    if low_priority and hasattr(os, "nice"):
+        # Threads that share a matrix product wait for the slowest one, so a worker that preempts one of them stalls all.
+        # Single-threaded phases leave enough time for the workers.
         os.nice(10)
-    for number in (signal.SIGTERM, signal.SIGINT):  # sent to the whole group: the main process saves, then ends us
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # sent to the whole process group: the main process saves a checkpoint, then ends the workers
         signal.signal(number, signal.SIG_IGN)
 
 
 class KeyedDataset(Dataset[Any], ABC):
-    """A dataset asked for whole batches of keys, so that the state of generators is kept once for each batch.
+    """A dataset indexed by batches of keys, so that the state of the generators is saved once for each batch.
 
-    A subclass reads one example in `read_example`. One that cannot be read comes as `Broken`, in training (`replace_broken`)
-    with others in its place: from anywhere, as neighbours are often broken together, like the rows of a corrupt page.
+    A subclass reads one example in `read_example`. An unreadable one is returned as `Broken`, in training (`replace_broken`)
+    followed by a random replacement: neighbours are often broken together, like the rows of a corrupt page.
     """
 
     replace_broken = False
@@ -107,13 +110,13 @@ class KeyedDataset(Dataset[Any], ABC):
             found.append(self.read_example(mix_seeds(key.seed, len(found), 4) % len(self), key))
         return found
 
-    def __getitems__(self, keys: Sequence[SampleKey]) -> list[Any]:  # looked for by the loader
+    def __getitems__(self, keys: Sequence[SampleKey]) -> list[Any]:  # called by DataLoader
         with preserve_rng_state():
             return [self[key] for key in keys]
 
 
 def split_broken(examples: Iterable[Iterable[T | Broken]]) -> tuple[list[T], list[Broken]]:
-    """The examples of a batch, and what could not be read."""
+    """The examples of a batch, and the broken ones."""
     found = [item for example in examples for item in example]
     return [item for item in found if not isinstance(item, Broken)], [item for item in found if isinstance(item, Broken)]
 

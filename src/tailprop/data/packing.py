@@ -10,10 +10,10 @@ __all__ = ["Packed"]
 
 
 class Packed:
-    """A row of objects that loader processes can share.
+    """A sequence of objects that loader processes can share.
 
-    Looking at a list or a dict counts references, that is, writes into it; a forked process gets a copy of everything it looks
-    at. COCO's annotations would be copied into each of dozens of loaders. An array of bytes is only read.
+    Reading a list or a dict changes reference counts, which makes a forked process copy the pages it reads: COCO's annotations
+    would be copied into each of dozens of workers. An array of bytes is only read.
     """
 
     def __init__(self, items: Iterable[Any]) -> None:

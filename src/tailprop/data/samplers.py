@@ -15,7 +15,7 @@ __all__ = ["EvalSampler", "SampleKey", "TrainSampler"]
 
 @dataclass(frozen=True)
 class SampleKey:
-    """Asks a dataset for an example: its index, the seed of its augmentation, and how far the training is (0 to 1)."""
+    """The key of an example: its index, the seed of its augmentation, and the training progress (0 to 1)."""
 
     index: int
     seed: int
@@ -23,10 +23,10 @@ class SampleKey:
 
 
 class TrainSampler(Sampler[list[SampleKey]]):
-    """Shuffled batches of one process: global batch k is a piece of a permutation, and each process takes its part of it.
+    """Shuffled batches of one process: global batch k is a slice of a permutation, and each process takes its part of it.
 
     An epoch is one pass over the examples, without the last, incomplete global batch. With `epoch_steps` it is that many
-    steps, and one permutation follows upon the other without regard to where epochs begin.
+    steps, and permutations follow each other independently of where epochs begin.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TrainSampler(Sampler[list[SampleKey]]):
         self.epoch = self.start = 0
         if self.steps == 0:
             raise ValueError(
-                f"a global batch of {batch * accumulate * world.size} is more than the {count} examples there are; "
+                f"a global batch of {batch * accumulate * world.size} is larger than the {count} training examples; "
                 "lower --optim.batch-size"
             )
 
@@ -55,7 +55,7 @@ class TrainSampler(Sampler[list[SampleKey]]):
         return self.epoch_steps or self.count // (self.batch * self.accumulate * self.world.size)
 
     def begin(self, epoch: int, step: int = 0) -> None:
-        """Set the epoch, and the optimizer step in it, that the next pass starts from."""
+        """Set the epoch, and the optimizer step in it, where the next iteration starts."""
         self.epoch, self.start = epoch, step
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class TrainSampler(Sampler[list[SampleKey]]):
             yield [self._key(place) for place in range(first, first + self.batch)]
 
     def _key(self, place: int) -> SampleKey:
-        """The example at a place of the endless row of permutations."""
+        """The example at a position of the endless sequence of permutations."""
         turn = place // self.count
         index = _permutation(self.count, mix_seeds(self.seed, turn))[place % self.count]
         return SampleKey(index, mix_seeds(self.seed, turn, index), self.epoch / self.epochs)
@@ -81,7 +81,7 @@ def _permutation(count: int, seed: int) -> list[int]:
 
 
 class EvalSampler(Sampler[list[SampleKey]]):
-    """Every example once over all processes, in order: no example is repeated to even out the shards."""
+    """Every example once over all processes, in order: no example is repeated to make the shards equal."""
 
     def __init__(self, count: int, batch: int, world: World) -> None:
         super().__init__()

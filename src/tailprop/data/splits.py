@@ -1,4 +1,4 @@
-"""Splits of a dataset: the names they go by, their fingerprint, and what two of them have in common."""
+"""Splits of a dataset: their folder names, fingerprints, and images shared by two splits."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -18,19 +18,19 @@ _MOST_COMPARED: Final = 2 << 30  # bytes read to find images that two splits sha
 def existing_folder(root: Path) -> Path:
     if not root.is_dir():
         found = f"{root} is a file, not a folder" if root.exists() else f"no folder {root}"
-        raise ValueError(f"{found}; give the root of the data with --data.root")
+        raise ValueError(f"{found}; give the root of the dataset with --data.root")
     return root
 
 
 def split_folder(root: Path, split: str, is_split: Callable[[Path], bool]) -> Path | None:
-    """The folder of a split by its usual names, in capitals or not, that `is_split` agrees to; none if there is none."""
+    """The folder of a split by its usual names, in any case, that `is_split` accepts; None if there is none."""
     folders = sorted(path for path in root.iterdir() if path.is_dir())
     candidates = (path for name in SPLITS[split] for path in folders if path.name.lower() == name)
     return next((path for path in candidates if is_split(path)), None)
 
 
 def numbered_classes(labels: np.ndarray, name: Callable[[int], str]) -> tuple[str, ...]:
-    """Numbers in place of names, as many as the labels ask for."""
+    """Class indices as class names, from 0 to the largest label."""
     count = int(labels.max(initial=-1)) + 1
     if count > _MOST_CLASSES:
         raise ValueError(f"label {count - 1} of {name(int(labels.argmax()))} is not a valid class index; fix the labels")
@@ -38,7 +38,7 @@ def numbered_classes(labels: np.ndarray, name: Callable[[int], str]) -> tuple[st
 
 
 def hash_parts(parts: Iterable[str | bytes]) -> str:
-    """A fingerprint of what makes up a split: its classes, its files, its labels, in order."""
+    """A fingerprint of a split: its classes, files and labels, in order."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
@@ -47,7 +47,7 @@ def hash_parts(parts: Iterable[str | bytes]) -> str:
 
 @dataclass(frozen=True)
 class Contents:
-    """The encoded images of a split, by place: how many bytes each has, and how to read them."""
+    """The encoded images of a split, by position: their sizes in bytes, and a function that reads one."""
 
     sizes: Sequence[int]
     read: Callable[[int], bytes]
@@ -58,9 +58,9 @@ class Contents:
 
 
 def count_shared(known: Contents, measured: Contents) -> int | None:
-    """How many measured images are, byte for byte, among the known ones; none where finding out would take minutes.
+    """How many of the `measured` images are byte-identical to one of `known`; None if the comparison would take minutes.
 
-    Only what has the size of another is read.
+    Only images with the same size in bytes are read.
     """
     wanted = set(known.sizes) & set(measured.sizes)
     if sum(size for size in (*known.sizes, *measured.sizes) if size in wanted) > _MOST_COMPARED:

@@ -1,1 +1,1 @@
-"""One training engine for every task: settings, loop, checkpoints, run folder. Knows no task."""
+"""The training engine of every task: settings, training loop, checkpoints, run folder. It does not depend on any task."""

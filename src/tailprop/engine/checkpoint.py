@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: written beside their place and moved into it, read without executing anything."""
+"""Checkpoints: written atomically, and read without executing code."""
 
 import argparse
 import re
@@ -20,7 +20,7 @@ _FORMAT = 4
 
 
 def save(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
-    """Write a checkpoint; with `also`, first under that name too (one file, two names)."""
+    """Write a checkpoint; with `also`, the same file appears under that second path first."""
 
     def write(part: Path) -> None:
         torch.save(payload | {"format": _FORMAT}, part)
@@ -29,29 +29,27 @@ def save(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A checkpoint written by `save`."""
+    """Read a checkpoint written by `save`."""
     try:
         payload = read_checkpoint(path)
     except ValueError as error:
-        raise ValueError(f"{error}; to start from other weights of the run use --model.init and another --run.out") from None
+        raise ValueError(f"{error}; to start from other weights of the run, use --model.init and another --run.out") from None
     if payload.get("format") == 3:
         return _upgrade(payload)
     if payload.get("format") != _FORMAT:
-        raise ValueError(
-            f"{path} is not a checkpoint of this version of the program; to start from its weights use --model.init"
-        )
+        raise ValueError(f"{path} is not a checkpoint of this version of tailprop; to start from its weights, use --model.init")
     return payload
 
 
 def _upgrade(payload: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of format 3, whose settings had other names: their hash says nothing, config.yaml is compared instead."""
+    """Convert a checkpoint of format 3. Its settings had other names, so their hash is dropped and config.yaml is compared."""
     position = dict(payload["position"])
     position["global_step"] = position.pop("total")
     return payload | {"position": position, "config_hash": None}
 
 
 def save_weights(path: Path, model: nn.Module, metadata: dict[str, str]) -> None:
-    """The weights alone, as safetensors, for timm and everybody else."""
+    """Export the weights alone as safetensors, which timm and other libraries can load."""
     save_tensors(path, model.state_dict(), metadata)
 
 
@@ -61,50 +59,50 @@ def save_tensors(path: Path, state: Mapping[str, Tensor], metadata: dict[str, st
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """What a .safetensors file or a PyTorch checkpoint holds, read without executing anything that is in it."""
+    """The content of a .safetensors file or a PyTorch checkpoint, read without executing code in it."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"no checkpoint at {path}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old pickles: what matters is an error below
+            warnings.simplefilter("ignore")  # about old pickles; errors are handled below
             content = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
     except OSError:
         raise
-    except Exception as error:  # corrupt files make an unpickler trip in many ways: struct.error, AssertionError, TypeError
-        raise ValueError(f"{path} is corrupt, or holds more than weights and was not executed ({_reason(error)})") from error
+    except Exception as error:  # corrupt files raise many types: struct.error, AssertionError, TypeError
+        raise ValueError(f"{path} is corrupt, or contains more than weights and was not executed ({_reason(error)})") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no state dict")
+        raise ValueError(f"{path} does not contain a state dict")
     return content
 
 
 def _load_pickle(path: Path) -> Any:
-    """A PyTorch checkpoint, read without running code; timm's hold the options of their training, a plain record, too."""
+    """Read a PyTorch checkpoint without executing code; timm's also contain their training options, a plain Namespace."""
     with torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(path, "cpu", weights_only=True)
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """The weights in a .safetensors file or a PyTorch checkpoint; of a training checkpoint, those it was evaluated with."""
+    """The weights in a .safetensors file or a PyTorch checkpoint; the EMA weights if a training checkpoint has them."""
     state = read_checkpoint(path)
     for key in ("ema", "state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(state.get(key), dict):
             state = state[key]
     if not any(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{path} holds no state dict")
+        raise ValueError(f"{path} does not contain a state dict")
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def warm_start(model: nn.Module, source: Mapping[str, Tensor] | str | Path) -> WarmStartReport:
-    """Copy into `model` everything that fits of a state dict or a checkpoint file, vHeat's names or ours; report the rest."""
+    """Copy the matching weights of a state dict or a checkpoint file, with vHeat's names or ours; report the rest."""
     return load_matching(model, read_state_dict(source) if isinstance(source, str | Path) else source)
 
 
 def _reason(error: Exception) -> str:
-    """Why it cannot be read, without PyTorch's advice to execute what is in it."""
+    """The reason a file cannot be read, without PyTorch's advice to execute the code in it."""
     text = str(error).strip()
     if asked := re.search(r"GLOBAL (\S+) (?:was not|whose module)", text):
-        return f"it asks for {asked[1]}; if you trust it, save its state_dict alone with timm's clean_checkpoint.py"
+        return f"it imports {asked[1]}; if you trust it, save its state_dict alone with timm's clean_checkpoint.py"
     if "Weights only load failed" in text:
-        return "no pickle of weights"
+        return "not a pickle of weights"
     return re.split(r"\. |\n", text)[0] or type(error).__name__

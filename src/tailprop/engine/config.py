@@ -1,7 +1,7 @@
-"""The settings every task shares: model, optimizer, run.
+"""The settings that all tasks share: model, optimizer, run.
 
-Every field carries a doc line: it is the help text of `tailprop train RECIPE --help`. What a field means for resuming and
-exporting stands in `setting`.
+The docstring under a field is its help text in `tailprop train RECIPE --help`. The arguments of `setting` say how resuming and
+exporting treat the field.
 """
 
 import math
@@ -20,62 +20,62 @@ class ModelConfig:
     """The network."""
 
     name: str = "tailprop_tiny"
-    """Any name timm knows, ours included."""
+    """Any timm model name, including ours."""
     init: str | None = setting(None, local=True)
-    """Checkpoint to start from: a run folder, .safetensors or .pt file; what does not fit is left out and reported.
-    One of another model is refused if it fills less than half of this one."""
+    """Checkpoint for a warm start: a run folder, .safetensors or .pt file; weights that do not fit are skipped and reported.
+    A checkpoint of another model is an error if it fills less than half of this one."""
     drop_path: float | None = None
-    """Stochastic depth; none given = the model's own."""
+    """Stochastic depth rate; none = the model's default."""
     in_chans: int = 3
-    """Channels of the images."""
+    """Number of input channels."""
     args: dict[str, Any] = setting(factory=dict)
-    """Further arguments of the model as name=value, for example mixer=cauchy mixer_args.scale_init=0.2."""
+    """Further model arguments as name=value, for example mixer=cauchy mixer_args.scale_init=0.2."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Optimizer, linear warm-up, then a decay of the learning rate."""
+    """Optimizer, linear warm-up, learning rate decay."""
 
     name: Literal["adamw", "muon", "sgd"] = "adamw"
-    """adamw; muon: orthogonal steps for matrices, AdamW for the rest; sgd: Nesterov momentum of betas[0]."""
+    """adamw; muon: orthogonal updates for matrices, AdamW for the rest; sgd: with Nesterov momentum betas[0]."""
     epochs: int = 300
     """Passes over the training set, or multiples of epoch_steps."""
     epoch_steps: int | None = None
-    """Optimizer steps that count as an epoch, whatever the size of the training set; none = one pass over it."""
+    """Optimizer steps per epoch, independent of the size of the training set; none = one pass over it."""
     batch_size: int = setting(128, free=True, aliases=("batch",))
-    """Images at once in each process."""
+    """Images per batch in each process."""
     grad_accum_steps: int = setting(1, free=True, aliases=("accumulate",))
-    """Batches whose gradients are added up before a step."""
+    """Batches whose gradients are accumulated before an optimizer step."""
     lr: float = 5e-4
     """Peak learning rate, for a global batch of `lr_base_size` images."""
     lr_base_size: int | None = setting(512, aliases=("lr_batch",))
-    """The learning rate grows with the global batch over this; none = it is taken as it is."""
+    """The learning rate is scaled by the global batch size over this; none = it is not scaled."""
     min_lr: float = 5e-6
-    """Learning rate at the end."""
+    """Final learning rate."""
     warmup_epochs: float = 20.0
-    """Epochs of linear warm-up from nearly zero."""
+    """Epochs of linear warm-up, starting near zero."""
     warmup_steps: int | None = None
-    """Optimizer steps of warm-up, in place of warmup_epochs."""
+    """Warm-up in optimizer steps, instead of warmup_epochs."""
     sched: Literal["cosine", "poly", "steps"] = setting("cosine", aliases=("decay",))
-    """After the warm-up: a cosine or a straight line down to min_lr, or a drop at each of the milestones."""
+    """Decay after the warm-up: cosine or linear to min_lr, or a drop at each milestone."""
     milestones: tuple[float, ...] = ()
     """Epochs after which the learning rate drops, for sched steps."""
     gamma: float = 0.1
-    """What the learning rate is multiplied by at a milestone."""
+    """Factor of the learning rate at each milestone."""
     weight_decay: float = 0.08
-    """Weight decay; none on norms, biases, scales and gates."""
+    """Weight decay; norms, biases, scales and gates have none."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's momenta."""
+    """AdamW's beta1 and beta2."""
     clip_grad: float | None = setting(5.0, aliases=("clip",))
-    """Largest norm of the gradient; none = no clipping."""
+    """Maximum gradient norm; none = no clipping."""
     scale_lr: float = 1.0
-    """Learning rate of the propagation scales over that of everything else."""
+    """Learning rate factor of the propagation scales."""
     muon_lr_scale: float = 4.0
-    """Muon's learning rate for matrices over that of everything else."""
+    """Learning rate factor of the matrices that Muon updates."""
 
     @staticmethod
     def upgrade(values: dict[str, Any]) -> dict[str, Any]:
-        """Until Muon had a name, `matrix_lr` chose it."""
+        """Before `optim.name` had the value muon, `matrix_lr` selected it."""
         if "matrix_lr" in values and (scale := values.pop("matrix_lr")) is not None:
             values |= {"name": "muon", "muon_lr_scale": scale}
         return values
@@ -94,51 +94,51 @@ class OptimConfig:
             check_at_least("optim.warmup_steps", self.warmup_steps, 0)
         self._check_schedule()
         if self.clip_grad is not None and not self.clip_grad > 0:
-            raise ValueError(f"optim.clip_grad is positive, or none for no clipping; got {self.clip_grad}")
+            raise ValueError(f"optim.clip_grad must be positive, or none for no clipping; got {self.clip_grad}")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optim.betas lie in [0, 1), got {self.betas}")
+            raise ValueError(f"optim.betas must be in [0, 1), got {self.betas}")
 
     def _check_schedule(self) -> None:
         if (self.sched == "steps") != bool(self.milestones):
-            raise ValueError("optim.milestones belong to optim.sched steps; set both or neither")
+            raise ValueError("optim.milestones need optim.sched steps, and the reverse; set both or neither")
         if list(self.milestones) != sorted(self.milestones) or any(not 0 < m < math.inf for m in self.milestones):
-            raise ValueError(f"optim.milestones are rising, positive epochs; got {self.milestones}")
+            raise ValueError(f"optim.milestones must be positive, increasing epochs; got {self.milestones}")
         _check_rate("optim.gamma", self.gamma)
 
 
 def _check_rate(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:  # written so that NaN is refused too
+    if not 0 <= value < math.inf:  # written so that NaN is rejected too
         raise ValueError(f"{name} must be finite and at least 0, got {value}")
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where and how the run goes."""
+    """Run folder, device, precision and checkpoints."""
 
     out: Path = setting(Path("runs/train"), free=True)
     """Run folder."""
     resume: bool = setting(False, free=True)
-    """Resume from the last checkpoint of the run folder; start there if it holds none."""
+    """Resume from the last checkpoint of the run folder; without one, start a new run there."""
     overwrite: bool = setting(False, free=True)
-    """Throw away the run that is in the folder."""
+    """Delete the run that is in the folder."""
     seed: int = 0
-    """Seed of weights, order and augmentation."""
+    """Seed of initial weights, shuffling and augmentation."""
     device: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", free=True)
-    """Where to train; auto takes a GPU if there is one."""
+    """Device; auto = a GPU if there is one."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type; fp16 scales the loss."""
+    """Autocast dtype; fp16 uses loss scaling."""
     threads: int = setting(0, free=True)
-    """CPU threads of each process; 0 = PyTorch's choice."""
+    """CPU threads per process; 0 = PyTorch's default."""
     ema: float = 0.0
-    """Decay of an exponential moving average of the weights, which is then evaluated; 0 = none."""
+    """Decay of the exponential moving average of the weights, which is then evaluated and exported; 0 = off."""
     compile: bool = False
-    """torch.compile the model, anew for each size of its input."""
+    """Compile the model with torch.compile, once per input size."""
     grad_checkpointing: bool = setting(False, free=True)
-    """Compute activations again in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass to save memory."""
     check_gradients: bool = setting(False, free=True)
-    """Stop at a gradient that is not finite (the loss is always checked)."""
+    """Stop at a non-finite gradient (the loss is always checked)."""
     save_every: int = setting(500, free=True)
-    """Steps between checkpoints; one is written after every epoch as well."""
+    """Steps between checkpoints; every epoch also ends with one."""
     log_every: int = setting(20, free=True)
     """Steps between lines of metrics.jsonl."""
     eval_every: int = 1
@@ -152,17 +152,17 @@ class RunConfig:
         check_at_least("run.threads", self.threads, 0)
         check_at_least("run.seed", self.seed, 0)
         if not 0 <= self.ema < 1:
-            raise ValueError(f"run.ema lies in [0, 1), got {self.ema}")
+            raise ValueError(f"run.ema must be in [0, 1), got {self.ema}")
         if self.resume and self.overwrite:
             raise ValueError("run.resume and run.overwrite exclude each other; choose one")
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """What the settings of every task have; a task adds its own sections."""
+    """Settings that every task has; a task adds its own sections."""
 
     task: str = ""
-    """What is trained."""
+    """Name of the task."""
     model: ModelConfig = setting(factory=ModelConfig)
     optim: OptimConfig = setting(factory=OptimConfig)
     run: RunConfig = setting(factory=RunConfig, local=True, free=False)

@@ -1,4 +1,4 @@
-"""From settings to a finished run: train, draw, and say what came out."""
+"""Run a training from its settings: train, draw figures, print a summary."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ __all__ = ["train"]
 
 
 def train(spec: TaskSpec, config: TaskConfig, world: World, summary: bool = True) -> tuple[Trainer, Any]:
-    """Train by some settings; the trainer with its history, and the task."""
+    """Train with these settings; returns the trainer, which has the history, and the task."""
     task = spec.create(config, world)
     trainer = Trainer(spec, task, config, world)
     history = trainer.run()
@@ -29,8 +29,8 @@ def train(spec: TaskSpec, config: TaskConfig, world: World, summary: bool = True
 def _draw(task: Task, history: list[dict[str, float]], folder: Path) -> None:
     try:
         task.draw(history, folder)
-    except Exception as error:  # a finished run must not fail for a figure
-        print(f"tailprop: its figures could not be drawn ({type(error).__name__}: {error})", file=sys.stderr)
+    except Exception as error:  # a finished run must not fail because of a figure
+        print(f"tailprop: could not draw the figures ({type(error).__name__}: {error})", file=sys.stderr)
 
 
 def _print_summary(trainer: Trainer) -> None:
@@ -39,5 +39,5 @@ def _print_summary(trainer: Trainer) -> None:
         f"best: [bold]{trainer.task.summary(best)}[/] after epoch {best['epoch']:.0f}; "
         f"{trainer.loop.seconds / 60:.1f} minutes of training"
     )
-    weights = f"{folder.weights}: the best weights; " if folder.weights.exists() else ""
-    print(f"{weights}{folder.path / 'learning.png'}: the curve")
+    weights = f"{folder.weights}: best weights; " if folder.weights.exists() else ""
+    print(f"{weights}{folder.path / 'learning.png'}: learning curve")

@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: lines in metrics.jsonl, and the same numbers for TensorBoard."""
+"""The log of a run: lines in metrics.jsonl, and the same numbers as TensorBoard events."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ __all__ = ["MetricsLog", "open_metrics_log"]
 
 
 class MetricsLog:
-    """A run's log; one that is not kept, as in every process but the first, takes rows and writes nothing."""
+    """The log of a run; with `kept` false, as on every rank but 0, it writes nothing."""
 
     def __init__(self, folder: RunFolder, kept: bool, events: Any = None) -> None:
         self.folder, self.kept, self.events = folder, kept, events
 
     def write(self, row: dict[str, Any]) -> None:
-        """A row with its `kind` and the run's `step`."""
+        """Write a row, which has a `kind` and the global `step`."""
         if not self.kept:
             return
         self.folder.log(row)
@@ -31,7 +31,7 @@ class MetricsLog:
 
 @contextmanager
 def open_metrics_log(folder: RunFolder, kept: bool, tensorboard: bool, step: int) -> Iterator[MetricsLog]:
-    """The log of a run that has come to `step`: later events, of a process that died, are purged."""
+    """Open the log of a run at `step`; later TensorBoard events, left by a process that died, are purged."""
     if not (kept and tensorboard):
         yield MetricsLog(folder, kept)
         return

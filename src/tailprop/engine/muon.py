@@ -1,8 +1,8 @@
-"""Muon (Jordan et al. 2024): matrices are moved by an orthogonal step, everything else by AdamW.
+"""Muon (Jordan et al. 2024): orthogonal updates for matrices, AdamW for all other parameters.
 
-The momentum of a weight matrix is replaced by the nearest matrix whose singular values are all about one, so directions the
-gradient rarely takes are learned as fast as the common ones. Written here because PyTorch's and timm's versions compute in
-BF16, which CPUs without such units only emulate, and take one matrix after another.
+The momentum of a weight matrix is replaced by the nearest matrix whose singular values are all about one, so rare gradient
+directions are learned as fast as common ones. PyTorch's and timm's versions are not used: they compute in BF16, which many CPUs
+only emulate, and process one matrix at a time.
 """
 
 import math
@@ -16,11 +16,11 @@ __all__ = ["Muon", "is_matrix", "orthogonalise"]
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: singular values come out between about 0.7 and 1.2
 _ITERATIONS = 5
-_SMALLEST_SIDE = 16  # below that the orthogonal step has few directions to even out
+_SMALLEST_SIDE = 16  # an orthogonal update of a smaller matrix has few directions to equalize
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW whose groups with `matrices=True` take orthogonal steps of the root mean square size AdamW's usually have."""
+    """AdamW whose groups with `matrices=True` get orthogonal updates, with the usual root mean square of AdamW's."""
 
     def __init__(self, groups: Any, momentum: float = 0.95, **adamw: Any) -> None:
         for group in groups:
@@ -36,7 +36,7 @@ class Muon(torch.optim.AdamW):
             loss = super().step(closure)
         finally:
             self.param_groups = everything
-        overflowed = getattr(self, "found_inf", None)  # set by the loss scaler; AdamW looks at it, too
+        overflowed = getattr(self, "found_inf", None)  # set by the loss scaler; AdamW checks it, too
         if overflowed is None or float(overflowed) == 0:
             for group in everything:
                 if group["matrices"]:
@@ -44,12 +44,12 @@ class Muon(torch.optim.AdamW):
         return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        same_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for parameter in group["params"]:
             if parameter.grad is not None:
-                update = _wide(self._look_ahead(parameter).flatten(1))
-                alike[tuple(update.shape)].append((parameter, update))
-        for pairs in alike.values():
+                update = _as_wide(self._nesterov(parameter).flatten(1))
+                same_shape[tuple(update.shape)].append((parameter, update))
+        for pairs in same_shape.values():
             steps = orthogonalise(torch.stack([update for _, update in pairs]))
             for (parameter, _), step in zip(pairs, steps, strict=True):
                 rows, columns = parameter.flatten(1).shape
@@ -57,8 +57,8 @@ class Muon(torch.optim.AdamW):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(step.reshape(parameter.shape), alpha=-0.2 * math.sqrt(max(rows, columns)) * group["lr"])
 
-    def _look_ahead(self, parameter: Tensor) -> Tensor:
-        """Nesterov's momentum."""
+    def _nesterov(self, parameter: Tensor) -> Tensor:
+        """Update the momentum; returns the Nesterov gradient."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if "momentum" not in state:
@@ -69,10 +69,10 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:  # (N, rows, columns), rows <= columns -> the same
-    """The nearest matrix with orthonormal rows, roughly: five Newton-Schulz iterations x <- (a + b G + c G^2) x, G = x x^T.
+    """Approximately the nearest matrix with orthonormal rows: five Newton-Schulz steps x <- (a + b G + c G^2) x, G = x x^T.
 
-    All factors are polynomials of the first G, so the iteration runs on G alone, rows by rows, and the long side is touched
-    twice instead of ten times. Squaring costs precision, so it takes float32 whatever the gradient has.
+    All factors are polynomials in the first G, so the iteration runs on the (rows, rows) matrix G alone, and the long side is
+    read twice instead of ten times. Squaring loses precision, so it runs in float32 for every gradient dtype.
     """
     a, b, c = _QUINTIC
     x = matrices.float()
@@ -89,12 +89,12 @@ def orthogonalise(matrices: Tensor) -> Tensor:  # (N, rows, columns), rows <= co
     return (product @ x).to(matrices.dtype)
 
 
-def _wide(matrix: Tensor) -> Tensor:
+def _as_wide(matrix: Tensor) -> Tensor:
     return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
 
 
 def is_matrix(parameter: nn.Parameter) -> bool:
-    """Whether a weight maps many channels to many: a linear layer or a dense convolution, not a depth-wise one or a norm."""
+    """Whether a parameter is the weight of a linear layer or a dense convolution, not of a depth-wise convolution or a norm."""
     if parameter.ndim not in (2, 4) or parameter.shape[1] == 1:
         return False
     return min(parameter.flatten(1).shape) >= _SMALLEST_SIDE

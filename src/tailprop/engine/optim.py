@@ -1,4 +1,4 @@
-"""The optimizer and the learning rate, as functions of the settings."""
+"""The optimizer and the learning rate schedule, built from the settings."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ __all__ = ["Schedule", "build_optimizer", "build_schedule"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up, then a decay to `min_lr` or by `gamma` at every milestone; counted in optimizer steps."""
+    """Linear warm-up, then decay to `min_lr`, or by `gamma` at every milestone; all counts are optimizer steps."""
 
     lr: float
     steps: int
@@ -38,7 +38,7 @@ class Schedule:
 
 
 def build_schedule(optim: OptimConfig, steps_per_epoch: int, processes: int) -> Schedule:
-    """The rate grows linearly with the global batch, from the base rate at `lr_base_size` images."""
+    """The schedule of a run; the learning rate is scaled linearly with the global batch size, relative to `lr_base_size`."""
     scale = 1.0 if optim.lr_base_size is None else optim.batch_size * optim.grad_accum_steps * processes / optim.lr_base_size
     return Schedule(
         lr=optim.lr * scale,
@@ -52,7 +52,7 @@ def build_schedule(optim: OptimConfig, steps_per_epoch: int, processes: int) -> 
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer by name, without weight decay on norms, biases and what the model excludes."""
+    """The optimizer by name; norms, biases and parameters that the model excludes have no weight decay."""
     return OPTIMIZERS[optim.name](model, _groups(model, optim), optim)
 
 
@@ -60,7 +60,7 @@ Groups = list[dict[str, Any]]
 
 
 def _groups(model: nn.Module, optim: OptimConfig) -> Groups:
-    """Parameters with and without weight decay, and the propagation scales, which may learn at another rate."""
+    """Groups with and without weight decay, and one for the propagation scales, which have their own learning rate."""
     groups = param_groups_weight_decay(model, optim.weight_decay, no_weight_decay_list=_no_weight_decay(model))
     scales = _scales(model)
     for group in groups:
@@ -86,7 +86,7 @@ def _adamw(_model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim
 
 
 def _muon(model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
-    """Muon: matrices, those of output layers excepted, take orthogonal steps at so many times the rate."""
+    """Muon: matrices, except those of output layers, get orthogonal updates with their own learning rate."""
     skip = _no_weight_decay(model)
     excluded = {id(p) for name, p in model.named_parameters() if name in skip} | _scales(model) | _outputs(model)
     matrices = [p for p in model.parameters() if p.requires_grad and is_matrix(p) and id(p) not in excluded]
@@ -109,7 +109,7 @@ OPTIMIZERS: Final[dict[str, Callable[[nn.Module, Groups, OptimConfig], torch.opt
 
 
 def _outputs(model: nn.Module) -> set[int]:
-    """Parameters of the layers whose outputs are answers: a classifier, or what a detector or a segmenter names."""
+    """Parameters of the output layers: the classifier, or what a detector or a segmenter lists in `output_layers`."""
     if hasattr(model, "output_layers"):
         layers: list[nn.Module] = model.output_layers()  # type: ignore[operator]
     else:

@@ -1,4 +1,4 @@
-"""The options of a command, read by tyro; what does not exist or does not fit is refused in a line."""
+"""Command-line options, parsed by tyro; an unknown option or a wrong value raises a one-line error."""
 
 import contextlib
 import dataclasses
@@ -20,8 +20,8 @@ __all__ = ["Checkpoint", "option_names", "parse_options", "parse_pairs"]
 
 T = TypeVar("T")
 Checkpoint = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-# what timm's and other training programs call it: what it is called here
-_ELSEWHERE = {
+# name in timm and other training programs: name here
+_OTHER_NAMES = {
     "aa": "auto-augment",
     "amp": "precision",
     "bs": "batch-size",
@@ -54,12 +54,12 @@ _ELSEWHERE = {
 
 
 def parse_options(kind: type[T], args: Sequence[str], prog: str, description: str | None = None, default: T | None = None) -> T:
-    """An instance of a dataclass from the command line."""
-    given: dict[str, Any] = {} if default is None else {"default": default}  # to tyro, none is a default too
-    said = io.StringIO()
+    """Parse command-line arguments into a dataclass."""
+    given: dict[str, Any] = {} if default is None else {"default": default}  # tyro takes None as a default value
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            options, strange = tyro.cli(
+        with contextlib.redirect_stderr(stderr):
+            options, unknown = tyro.cli(
                 kind,
                 args=_current_names(kind, args),
                 prog=prog,
@@ -69,16 +69,16 @@ def parse_options(kind: type[T], args: Sequence[str], prog: str, description: st
                 **given,
             )
     except SystemExit as stop:
-        if not stop.code:  # of help
+        if not stop.code:  # --help
             raise
-        raise ValueError(f"{_sentence(said.getvalue())}; {prog} --help explains") from None
-    if strange:
-        raise ValueError(_refusal(strange, list(option_names(kind)), prog))
+        raise ValueError(f"{_error_text(stderr.getvalue())}; see {prog} --help") from None
+    if unknown:
+        raise ValueError(_unknown_option(unknown, list(option_names(kind)), prog))
     return options if default is None else _merge_pairs(default, options)
 
 
 def _merge_pairs(default: T, options: T) -> T:
-    """Options whose name=value pairs are added to those of the default, not put in their place."""
+    """Merge name=value pairs with those of the default instead of replacing them."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(options):  # type: ignore[arg-type] # T is a dataclass
         before, now = getattr(default, field.name), getattr(options, field.name)
@@ -96,7 +96,7 @@ def _merge(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _current_names(kind: Any, args: Sequence[str]) -> list[str]:
-    """Arguments with renamed options under the names they have today."""
+    """Replace old names of renamed options."""
     renamed = {f"--{old}".replace("_", "-"): f"--{new}".replace("_", "-") for old, new in aliases(kind)}
 
     def current(arg: str) -> str:
@@ -111,7 +111,7 @@ _REGISTRY = tyro.constructors.ConstructorRegistry()
 
 @_REGISTRY.primitive_rule
 def _name_value_pairs(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """Arguments of a model, whatever they are: mixer=cauchy depths=[2,2,4,2] mixer_args.scale_init=0.2."""
+    """Parse any dict option as name=value pairs: mixer=cauchy depths=[2,2,4,2] mixer_args.scale_init=0.2."""
     if info.type not in (dict[str, Any],) and typing.get_origin(info.type) is not dict:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -124,7 +124,7 @@ def _name_value_pairs(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constru
 
 
 def parse_pairs(texts: Sequence[str]) -> dict[str, Any]:
-    """Values by name from texts such as mixer=cauchy; a value is read as YAML, a dot leads into a value that has names."""
+    """Parse texts such as mixer=cauchy into a dict; values are YAML, and a dot in a name makes a nested dict."""
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -138,13 +138,13 @@ def parse_pairs(texts: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _sentence(framed: str) -> str:
-    """The first part of what tyro says of a mistake, without the frame it draws around it."""
+def _error_text(framed: str) -> str:
+    """The first part of tyro's error message, without the frame around it."""
     lines = [line.strip().strip("│|").strip() for line in framed.strip().splitlines()[1:]]  # the first is the frame's title
-    inside = itertools.dropwhile(_is_rule, lines)  # on a terminal without such letters a rule is below the title
+    inside = itertools.dropwhile(_is_rule, lines)  # on an ASCII terminal there is a rule below the title
     body = itertools.takewhile(lambda line: not _is_rule(line), inside)
-    said = " ".join(" ".join(body).split())
-    return re.sub(r"^Missing from (.+?): (.+) \(required\)", r"\1 needs \2", said).removesuffix(".")
+    text = " ".join(" ".join(body).split())
+    return re.sub(r"^Missing from (.+?): (.+) \(required\)", r"\1 needs \2", text).removesuffix(".")
 
 
 def _is_rule(line: str) -> bool:
@@ -152,11 +152,11 @@ def _is_rule(line: str) -> bool:
 
 
 def option_names(kind: Any, prefix: str = "--") -> Iterator[str]:
-    """The names of the options of a dataclass, those of its parts included."""
+    """The option names of a dataclass, including those of nested dataclasses."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], prefix + field.name.replace("_", "-")
-        if typing.get_origin(hint) is Annotated:  # what stands without a name, is hidden, or a part without a prefix
+        if typing.get_origin(hint) is Annotated:  # a positional or hidden option, or a section without a prefix
             hint, name = typing.get_args(hint)[0], ""
         if dataclasses.is_dataclass(hint):
             yield from option_names(hint, f"{name}." if name else prefix)
@@ -164,19 +164,19 @@ def option_names(kind: Any, prefix: str = "--") -> Iterator[str]:
             yield name
 
 
-def _refusal(strange: list[str], known: list[str], prog: str) -> str:
-    wrong = next((arg.split("=")[0] for arg in strange if arg.startswith("-")), strange[0])
+def _unknown_option(unknown: list[str], known: list[str], prog: str) -> str:
+    wrong = next((arg.split("=")[0] for arg in unknown if arg.startswith("-")), unknown[0])
     name = wrong.replace("_", "-")
-    close = closest(name, known, cutoff=0.85) or _meant(name, known)
+    close = closest(name, known, cutoff=0.85) or _same_option(name, known)
     close = close or closest(name, known, most=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"{prog} --help lists what there is"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"see {prog} --help"
     return f"unknown option {wrong}; {hint}"
 
 
-def _meant(name: str, known: list[str]) -> list[str]:
-    """Options of that name in another section, or of another name elsewhere."""
+def _same_option(name: str, known: list[str]) -> list[str]:
+    """Options with that name in another section, or that other programs call so."""
     last = _last(name)
-    return [option for option in known if _last(option) == _ELSEWHERE.get(last, last)]
+    return [option for option in known if _last(option) == _OTHER_NAMES.get(last, last)]
 
 
 def _last(option: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run keeps: checkpoints, exported weights, and the way back from them."""
+"""Saving and restoring a run: checkpoints and exported weights."""
 
 import json
 import sys
@@ -24,13 +24,13 @@ class Persistence:
 
     folder: RunFolder
     task: Task
-    config: Any  # settings of the task
+    config: Any  # the task's settings
     state: TrainState
     identity: RunIdentity
     world: World
 
     def save(self, loop: LoopState, is_best: bool = False) -> None:
-        """Write the last checkpoint, and the best one with its export if this is it."""
+        """Write the last checkpoint; with `is_best`, also the best one and the exported weights."""
         rng = all_gather(get_rng_state(self.world.device))
         self.share_broken()
         losses = all_gather(loop.loss_sum)
@@ -38,13 +38,13 @@ class Persistence:
         if self.world.is_main:
             try:
                 self._write(loop, rng, losses, is_best)
-            except (OSError, RuntimeError, MemoryError) as error:  # the others wait to hear of it
+            except (OSError, RuntimeError, MemoryError) as error:  # raised below, on every rank
                 problem = error
         if any_rank(problem is not None, self.world.device):
-            raise problem or OSError("rank 0 could not write the checkpoint")
+            raise problem or OSError("rank 0 could not write the checkpoint; see its error message")
 
     def share_broken(self) -> None:
-        """Every process knows all that is broken, whatever rank it has after a restart."""
+        """Share the list of broken files, because a restart may change the ranks."""
         self.task.broken.update({name: reason for part in all_gather(dict(self.task.broken)) for name, reason in part.items()})
 
     def _write(self, loop: LoopState, rng: list[Any], losses: list[float], is_best: bool) -> None:
@@ -61,11 +61,11 @@ class Persistence:
         checkpoint.save(self.folder.last, payload, also=self.folder.best if is_best else None)
 
     def _metadata(self) -> dict[str, str]:
-        """What the exported weights say of themselves: enough to be used far from this run."""
+        """Metadata of the exported weights, which makes them usable without the run folder."""
         return self.task.metadata() | {"settings": json.dumps(portable(self.config))}
 
     def restore(self, path: Path, seed: int) -> LoopState:
-        """Take over a checkpoint; how far it is."""
+        """Load a checkpoint; returns its position."""
         payload = checkpoint.load(path)
         self.identity.check(payload, path)
         try:
@@ -89,9 +89,11 @@ class Persistence:
         return loop
 
     def _export_again(self) -> None:
-        """The best weights, from their checkpoint, where somebody removed the file that was made of it."""
+        """Export the best weights from their checkpoint again, if the exported file was removed."""
         if not self.folder.best.exists():
-            print(f"{self.folder.weights} and {self.folder.best} are gone: the best weights are lost", file=sys.stderr)
+            print(
+                f"{self.folder.weights} and {self.folder.best} are missing: the best weights so far are lost", file=sys.stderr
+            )
             return
         payload = checkpoint.load(self.folder.best)
         checkpoint.save_tensors(self.folder.weights, payload["ema"] or payload["model"], self._metadata())

@@ -1,4 +1,4 @@
-"""What a person sees while it runs."""
+"""The progress bar of a run."""
 
 import contextlib
 import time
@@ -19,22 +19,22 @@ __all__ = ["Bar"]
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """The pipe is closed: a run continues in silence, where rich would end it."""
+        """Continue without output when the pipe is closed; rich would exit."""
         with contextlib.suppress(SystemExit):
             super().on_broken_pipe()
 
 
 class Bar:
-    """A progress bar with loss, rate and memory on the main process; on a terminal it moves, in a log it is silent."""
+    """A progress bar with loss, rate and memory, on rank 0; in a log it prints only the epochs."""
 
     def __init__(self, total: int, done: int, images_per_step: int, world: World) -> None:
         self.world, self.images = world, images_per_step
         console = _Console()
         if not console.is_terminal:
-            console = _Console(width=120)  # in a log nothing is cut off
+            console = _Console(width=120)  # no lines are truncated in a log
         columns = (
             "{task.description}",
-            BarColumn(20 if console.width >= 100 else 5),  # 80 columns hold everything else
+            BarColumn(20 if console.width >= 100 else 5),  # the rest needs 80 columns
             "{task.percentage:>3.0f} %",
             TimeElapsedColumn(),
             "left",
@@ -66,19 +66,19 @@ class Bar:
         self.progress.update(self.task, completed=done, description=where, note=note)
 
     def print_epoch(self, row: dict[str, float], metrics: Iterable[str], broken: int) -> None:
-        """A line for the epoch, with those of the task's metrics that were measured."""
+        """Print a line for the epoch, with the metrics that were evaluated."""
         if not self.world.is_main:
             return
         measured = ", ".join(f"{name} {row[name]:.2f}" for name in metrics if name in row)
-        lost = f", {counted(broken, 'broken image')} left out" if broken else ""
+        skipped = f", {counted(broken, 'broken image')} skipped" if broken else ""
         self.progress.console.print(
             f"epoch {row['epoch']:>3.0f}  loss {row['loss']:.4f}  {measured}  "
-            f"{row['img_per_s']:.0f} img/s  {row['minutes']:.1f} min{lost}",
+            f"{row['img_per_s']:.0f} img/s  {row['minutes']:.1f} min{skipped}",
             soft_wrap=True,
         )
         self.last = time.perf_counter()
 
 
 def _memory_gb(device: torch.device) -> float:
-    """The most memory used so far: the GPU's, or this process's."""
+    """Peak memory so far, of the GPU or of this process."""
     return (torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_bytes()) / 1e9

@@ -10,11 +10,16 @@ from tailprop.utils.text import did_you_mean
 __all__ = ["find_recipe", "read_recipe", "recipe_names"]
 
 _PACKAGE = Path(__file__).parents[1]
-_FOLDERS = (Path("recipes"), _PACKAGE.parents[1] / "recipes", _PACKAGE / "recipes")  # yours, a checkout's, the wheel's
+# of the working directory, of a checkout, of the wheel
+_FOLDERS = (
+    Path("recipes"),
+    _PACKAGE.parents[1] / "recipes",
+    _PACKAGE / "recipes",
+)
 
 
 def find_recipe(name: str) -> Path:
-    """The YAML file of a recipe, by its name or its path, or of a run, by its folder."""
+    """The YAML file of a recipe, given by name or path, or of a run, given by its folder."""
     if Path(name).suffix in (".yaml", ".yml"):
         if not Path(name).is_file():
             raise ValueError(f"no recipe file {name}")
@@ -26,7 +31,7 @@ def find_recipe(name: str) -> Path:
         return run
     if Path(name).is_dir():
         raise ValueError(
-            f"the folder {name} has no config.yaml that would tell what is run in it; give the recipe, with --run.out {name}"
+            f"the folder {name} has no config.yaml, so it is not a run folder; name a recipe, with --run.out {name}"
         )
     raise ValueError(f"no recipe {name!r}; {did_you_mean(name, recipe_names())}")
 
@@ -42,5 +47,5 @@ def read_recipe(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold settings by name, got {type(values).__name__}")
+        raise ValueError(f"{path} must be a mapping of settings, got {type(values).__name__}")
     return values

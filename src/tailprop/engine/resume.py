@@ -1,4 +1,4 @@
-"""Going on with a run: how far it is, and whether a checkpoint is of the run that wants it."""
+"""Resuming a run: its position, and the check that a checkpoint belongs to it."""
 
 import math
 from collections.abc import Mapping
@@ -11,65 +11,63 @@ __all__ = ["LoopState", "RunIdentity"]
 
 @dataclass
 class LoopState:
-    """How far the run is, and what it has measured: everything a checkpoint needs besides tensors."""
+    """Position and metrics of the run: everything in a checkpoint except tensors."""
 
     epoch: int = 0  # epochs finished
     step: int = 0  # optimizer steps finished in the current epoch
-    global_step: int = 0  # optimizer steps finished in all
-    loss_sum: float = 0.0  # of those steps
-    seconds: float = 0.0  # of training, evaluation not included
-    cpu_seconds: float = 0.0  # of this process, all threads, loader processes not included
-    epoch_seconds: float = 0.0
-    pending: dict[str, float] | None = None  # a finished epoch that has not been evaluated yet
-    best: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, float]] = field(default_factory=list)
+    global_step: int = 0  # optimizer steps finished in total
+    loss_sum: float = 0.0  # over the finished steps of the current epoch
+    seconds: float = 0.0  # training time, without evaluation
+    cpu_seconds: float = 0.0  # CPU time of this process, all threads, without loader processes
+    epoch_seconds: float = 0.0  # training time of the current epoch
+    pending: dict[str, float] | None = None  # the row of a finished epoch that has not been evaluated yet
+    best: dict[str, float] = field(default_factory=dict)  # the row of the best epoch
+    history: list[dict[str, float]] = field(default_factory=list)  # a row for each finished epoch
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run has in common with its checkpoints: one that differs in it is of another run."""
+    """Values that are equal in a run and in its checkpoints; a checkpoint with other values belongs to another run."""
 
-    config_hash: str  # of the settings that decide what is learned
-    split_hash: dict[str, str]  # of the data, split by split
+    config_hash: str  # hash of the settings that affect the result
+    split_hash: dict[str, str]  # hash of each split of the dataset
     steps_per_epoch: int
-    division: list[int]  # of a step: processes, batch size, accumulation; their product stays, they need not
+    division: list[int]  # processes, batch size, gradient accumulation steps; only their product must stay the same
 
     @property
     def global_batch(self) -> int:
-        """Images of a step."""
+        """Images per optimizer step."""
         return math.prod(self.division)
 
     def check(self, saved: Mapping[str, Any], path: Path) -> None:
-        """Refuse a checkpoint of another run."""
-        if saved["config_hash"] not in (
-            None,
-            self.config_hash,
-        ):  # config.yaml, which would name them, is gone or of another run
+        """Raise if a checkpoint belongs to another run."""
+        # RunFolder.check names the changed settings; this is for a config.yaml that is missing or was replaced
+        if saved["config_hash"] not in (None, self.config_hash):
             raise ValueError(
                 f"{path} was trained with other settings; repeat them, or start a new run from its weights with --model.init"
             )
         if (before := math.prod(saved["division"])) != self.global_batch:
             raise ValueError(
-                f"{path} was made with {before} images in a step, now there are {self.global_batch}; choose --optim.batch-size "
-                "and --optim.grad-accum-steps so that processes x batch_size x grad_accum_steps stays"
+                f"{path} was trained with {before} images per step, now there are {self.global_batch}; choose "
+                f"--optim.batch-size and --optim.grad-accum-steps so that processes x batch_size x grad_accum_steps is {before}"
             )
         if saved["steps_per_epoch"] != self.steps_per_epoch:  # position and learning rate are counted in steps
             raise ValueError(
-                f"{path} was made with {saved['steps_per_epoch']} steps in an epoch, now there are {self.steps_per_epoch}; "
-                "put the data back as it was, or start a new run from its weights with --model.init"
+                f"{path} was trained with {saved['steps_per_epoch']} steps per epoch, now there are {self.steps_per_epoch}; "
+                "restore the dataset, or start a new run from its weights with --model.init"
             )
         if changed := [name for name, value in self.split_hash.items() if saved["split_hash"].get(name) != value]:
             raise ValueError(
-                f"the {' and '.join(changed)} data is not what {path} was trained on: files came, went or changed their "
-                "labels; put them back, or start a new run from its weights with --model.init"
+                f"the {' and '.join(changed)} data is not what {path} was trained on: files were added, removed or "
+                "relabelled; restore them, or start a new run from its weights with --model.init"
             )
 
     def difference(self, saved: Mapping[str, Any]) -> str | None:
-        """What is allowed to change and has changed, in a sentence."""
+        """A note about a permitted change since the checkpoint; None if there is none."""
         if saved["division"] == self.division:
             return None
         before, now = (" x ".join(map(str, division)) for division in (saved["division"], self.division))
         return (
-            f"processes x batch_size x grad_accum_steps was {before} and is {now}: the same images in every step, but another "
-            "run where batch norm, mixup, CutMix or drop path see the division"
+            f"processes x batch_size x grad_accum_steps was {before} and is {now}: every step has the same images, but the "
+            "result differs with batch norm, mixup, CutMix or drop path, which depend on the division"
         )

@@ -1,13 +1,13 @@
-"""The run folder: what was run, how it went, and what came out.
+"""The run folder: settings, provenance, metrics, checkpoints and weights of a run.
 
-config.yaml        every setting, resolved
-manifest.json      command, versions, hardware, commit, hashes of settings and data, cost; each time it was continued
+config.yaml        all settings, resolved
+manifest.json      command, versions, hardware, commit, hashes of settings and dataset, cost; an entry for each resume
 metrics.jsonl      a line every few steps and after every epoch
 history.csv        the epochs of a finished run as a table
 last.pt, best.pt   checkpoints
 model.safetensors  the best weights
-tensorboard/       events
-launch.txt         under torchrun, the id of the launch: its restarts resume by themselves
+tensorboard/       TensorBoard events
+launch.txt         under torchrun, the id of the launch, so that its restarts resume automatically
 .lock              locked while a process trains here
 """
 
@@ -30,14 +30,14 @@ from tailprop.utils.files import PART, explain_write_errors, write_atomically, w
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: runs have to be kept apart by hand
+except ImportError:  # not a POSIX system: run folders are not locked
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["RunFolder"]
 
 
 class RunFolder:
-    """Paths of a run, and its log. `artifacts` are names of the files that the task adds."""
+    """The paths of a run, its lock and its log. `artifacts` are the names of files that the task adds."""
 
     def __init__(self, path: Path, artifacts: Sequence[str] = ()) -> None:
         self.path, self.artifacts = path, [path / name for name in artifacts]
@@ -48,13 +48,13 @@ class RunFolder:
         self._lock_file: IO[str] | None = None
 
     def check(self, config: TaskConfig) -> None:
-        """Refuse a folder that holds another run, or something else; nothing is changed in it yet."""
+        """Raise if the folder cannot be used: it holds another run, or is in use. Changes nothing in it."""
         resume, overwrite = config.run.resume, config.run.overwrite
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{self.path} is a file; the run needs a folder")
+            raise ValueError(f"{self.path} is a file; name a folder with --run.out")
         if self.lock.exists():
             self.acquire()
-        before = read_config(self.path) if self.config.exists() else None  # refuses a config.yaml that is not ours
+        before = read_config(self.path) if self.config.exists() else None  # raises if config.yaml is not ours
         holds_run = any(path.exists() for path in self._files())
         if holds_run and not overwrite and not resume:
             raise ValueError(
@@ -62,28 +62,27 @@ class RunFolder:
             )
         if resume and not self.last.exists() and (self.best.exists() or self.weights.exists()):
             raise ValueError(
-                f"{self.last} is gone, so there is nothing to resume from, and a new start would replace the best weights; "
-                "start from them in another folder (--model.init, --run.out), or anew (--run.overwrite)"
+                f"{self.last} is missing, so the run cannot resume, and a new run would replace the best weights; "
+                "start from them in another folder (--model.init, --run.out), or replace them (--run.overwrite)"
             )
         if before is not None and resume:
             check_unchanged(before, config, self.path)
 
     def begin(self, config: TaskConfig, launch: str = "") -> None:
-        """Make the folder ready. Called when everything else is: a mistake in the settings must not cost the old run."""
+        """Prepare the folder. Called last, so that an error in the settings does not delete the old run."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from None
         self.acquire()
         for path in self._files():
-            path.with_name(path.name + PART).unlink(missing_ok=True)  # half written by a process that died
+            path.with_name(path.name + PART).unlink(missing_ok=True)  # left by a process that died
         if config.run.overwrite:
             self._remove()
-        if launch:  # first: a process killed after config.yaml would leave a run that this launch does not know for its own
+        if launch:  # before config.yaml: if the process is killed in between, a restart must still recognize its run
             write_atomically(self.launch, lambda part: part.write_text(launch))
-        launched = replace(
-            config.run, resume=False, overwrite=False
-        )  # those are of this launch alone: the file is a recipe, too
+        # The file is also a recipe, so options of this launch alone are reset.
+        launched = replace(config.run, resume=False, overwrite=False)
         kept = yaml.safe_dump(to_dict(absolute_paths(replace(config, run=launched))), sort_keys=False)
         write_atomically(self.config, lambda part: part.write_text(kept))
 
@@ -91,9 +90,9 @@ class RunFolder:
         return ValueError(f"cannot write into the run folder {self.path} ({error.strerror}); change --run.out")
 
     def acquire(self) -> None:
-        """Keep other processes from training here, until this one releases the lock or dies.
+        """Lock the folder against other training processes until `release` or the end of this process.
 
-        By a record lock: `flock` would be inherited by loader processes, and outlive a killed run in them.
+        It is a record lock: loader processes would inherit a `flock` and keep it after the run was killed.
         """
         if fcntl is None or self._lock_file is not None:
             return
@@ -107,7 +106,7 @@ class RunFolder:
             file.close()
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise ValueError(
-                    f"{self.path} is in use: another process is training in it; wait for it, or change --run.out"
+                    f"{self.path} is locked: another process is training in it; wait for it, or change --run.out"
                 ) from None
             return  # a file system without locks
         self._lock_file = file
@@ -118,14 +117,14 @@ class RunFolder:
             self._lock_file = None
 
     def was_started_by(self, launch: str) -> bool:
-        """Whether the run was begun, or last resumed, by this launch of torchrun."""
+        """Whether the run was started, or last resumed, by this launch of torchrun."""
         return bool(launch) and self.launch.is_file() and self.launch.read_text() == launch
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         write_json(self.manifest, manifest)
 
     def read_manifest(self) -> dict[str, Any]:
-        """What stands in it; nothing where it is lost or corrupt, for which no run shall fail."""
+        """The manifest; empty if it is missing or corrupt, because that must not stop a run."""
         try:
             found = json.loads(self.manifest.read_text())
         except (OSError, ValueError):
@@ -137,7 +136,7 @@ class RunFolder:
             file.write(json.dumps({**row, "time": round(time.time(), 1)}) + "\n")
 
     def write_history(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """The epochs as a table, a column for each number there is."""
+        """Write the epochs as a table with a column for each metric."""
         names = list(dict.fromkeys(name for row in rows for name in row))
 
         def write(part: Path) -> None:
@@ -149,17 +148,17 @@ class RunFolder:
         write_atomically(self.history, write)
 
     def rewind(self, step: int, epochs: int) -> None:
-        """Forget what was logged after the checkpoint that is resumed: it will be logged again.
+        """Delete the log lines after the checkpoint, because the resumed run logs them again.
 
-        An epoch is logged at the step that ended it, so steps alone do not tell whether the checkpoint knows of it.
+        An epoch is logged at its last step, so the step alone does not say whether the checkpoint includes it.
         """
         if not self.metrics.exists():
             return
-        kept = [line for line in self.metrics.read_text().splitlines() if _is_known(line, step, epochs)]
+        kept = [line for line in self.metrics.read_text().splitlines() if _is_before(line, step, epochs)]
         write_atomically(self.metrics, lambda part: part.write_text("".join(f"{line}\n" for line in kept)))
 
     def _files(self) -> list[Path]:
-        """The files a run writes; whatever else lies there is somebody's."""
+        """The files a run writes; other files in the folder belong to the user."""
         files = [self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.launch, self.history]
         return files + self.artifacts
 
@@ -173,10 +172,10 @@ def _short(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _is_known(line: str, step: int, epochs: int) -> bool:
-    """Whether a line was logged before a checkpoint of so many steps and closed epochs."""
+def _is_before(line: str, step: int, epochs: int) -> bool:
+    """Whether a line was logged before a checkpoint with this many steps and epochs."""
     try:
         row = json.loads(line)
         return int(row["step"]) <= step and (row["kind"] != "epoch" or row["epoch"] <= epochs)
     except (ValueError, KeyError, TypeError):
-        return False  # half a line, from a process that died while writing it
+        return False  # a truncated line of a process that died

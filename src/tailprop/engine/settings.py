@@ -1,7 +1,7 @@
-"""Settings as dataclasses: filled from plain values, and what a field means beside its value.
+"""Settings as dataclasses: conversion from and to plain values, comparison, export.
 
-A field made with `setting` may say that a resumed run may change it, that it is local to a machine, or which names it had
-before. Everything that compares, exports or reads settings asks the field; nothing lists field names.
+`setting` marks a field that a resumed run may change, that is local to a machine, or that had other names before. The functions
+that compare, export or read settings use these marks, so there are no lists of field names.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ def setting(
     """A field of a settings dataclass.
 
     Args:
-        default: Its value where none is given; `factory` makes it where it is mutable.
-        free: A resumed run may change it, as it changes nothing that is learned; none = what is local is free.
-        local: It belongs to a machine, as its folders and cores do: exported weights do not carry it. A function decides by
-            the value.
-        aliases: Names it had before; a recipe or a run folder that uses one is still read.
+        default: Default value; `factory` creates a mutable one.
+        free: A resumed run may change it, because it does not affect the result; None = free if local.
+        local: It belongs to a machine, such as folders and core counts, and is not exported with weights. A function decides
+            by the value.
+        aliases: Old names, still accepted in recipes and run folders.
     """
     metadata = {"free": local is not False if free is None else free, "local": local, "aliases": aliases}
     if factory is not dataclasses.MISSING:
@@ -44,7 +44,7 @@ def setting(
 
 
 def build(kind: type[T], values: dict[str, Any], where: str = "") -> T:
-    """An instance of a dataclass from plain values; unknown names and wrong types are refused."""
+    """Build a dataclass from plain values; unknown names and wrong types raise an error."""
     values = _current_names(kind, values, where)
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type] # T is a dataclass
@@ -55,14 +55,14 @@ def build(kind: type[T], values: dict[str, Any], where: str = "") -> T:
 
 
 def _current_names(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Values under today's names. A class may bring a whole section up to date with a static method `upgrade`."""
+    """Replace old names. A class can convert a whole section with a static method `upgrade`."""
     upgrade = getattr(kind, "upgrade", None)
     values = upgrade(dict(values)) if upgrade is not None else dict(values)
     for f in dataclasses.fields(kind):
         for old in f.metadata.get("aliases", ()):
             if old in values:
                 if f.name in values:
-                    raise ValueError(f"{where}{old} and {where}{f.name} are one setting; give it once")
+                    raise ValueError(f"{where}{old} and {where}{f.name} are the same setting; give it once")
                 values[f.name] = values.pop(old)
     return values
 
@@ -83,20 +83,20 @@ def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
-            raise ValueError(f"{where} holds several settings, got {value!r}")
+            raise ValueError(f"{where} must be a section of settings, got {value!r}")
         return build(typing.cast(type, hint), value, f"{where}.")
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _convert(next(a for a in args if a is not type(None)), value, where)
     if origin is Literal:
         if value not in args:
-            raise ValueError(f"{where} is one of {', '.join(map(str, args))}, got {value!r}")
+            raise ValueError(f"{where} must be one of {', '.join(map(str, args))}, got {value!r}")
         return value
     if origin is tuple:
         return _convert_tuple(args, value, where)
     if origin is dict:
         if not isinstance(value, dict):
-            raise ValueError(f"{where} holds values by name, got {value!r}")
+            raise ValueError(f"{where} must be a mapping, got {value!r}")
         return value
     if hint is Any:
         return value
@@ -105,7 +105,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or (args[-1] is not Ellipsis and len(value) != len(args)):
-        raise ValueError(f"{where} is a list of {'any length' if args[-1] is Ellipsis else len(args)}, got {value!r}")
+        raise ValueError(f"{where} must be a list of {'any length' if args[-1] is Ellipsis else len(args)}, got {value!r}")
     kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
     return tuple(_convert(kind, item, where) for kind, item in zip(kinds, value, strict=True))
 
@@ -113,15 +113,15 @@ def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     fits = {bool: bool, int: int, float: (int, float, str), str: str, Path: (str, Path)}[hint]  # YAML reads 5e-4 as text
     if (isinstance(value, bool) and hint is not bool) or not isinstance(value, fits):  # type: ignore[arg-type]
-        raise ValueError(f"{where} is of type {hint.__name__}, got {value!r}")
+        raise ValueError(f"{where} must be of type {hint.__name__}, got {value!r}")
     try:
         return hint(value)
     except ValueError:
-        raise ValueError(f"{where} is of type {hint.__name__}, got {value!r}") from None
+        raise ValueError(f"{where} must be of type {hint.__name__}, got {value!r}") from None
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain values, ready for YAML or JSON, and the same when they are read again: 20.0 where 20 was given for a float."""
+    """Plain values for YAML or JSON, unchanged by a round trip: 20 given for a float becomes 20.0."""
     return _plain(dataclasses.asdict(build(type(config), _plain(dataclasses.asdict(config)))))
 
 
@@ -134,24 +134,24 @@ def _plain(value: Any) -> Any:
 
 
 def comparable(config: Any) -> dict[str, Any]:
-    """The settings that decide what is learned: a run is resumed with the same ones."""
+    """The settings that affect the result; a resumed run needs the same ones."""
     return _select(config, lambda f, _value: not f.metadata.get("free", False))
 
 
 def portable(config: Any) -> dict[str, Any]:
-    """The settings that exported weights carry: none that belong to one machine."""
+    """The settings exported with weights, without those local to a machine."""
     return _select(config, lambda f, value: not _is_local(f, value))
 
 
 def _is_local(f: dataclasses.Field[Any], value: Any) -> bool:
-    if isinstance(value, str) and Path(value).is_absolute():  # a folder below the root may be given so
+    if isinstance(value, str) and Path(value).is_absolute():  # a subfolder of the root may be an absolute path
         return True
     local = f.metadata.get("local", False)
     return local(value) if callable(local) else bool(local)
 
 
 def _select(config: Any, keep: Callable[[dataclasses.Field[Any], Any], bool]) -> dict[str, Any]:
-    """The plain values of the fields that are kept, section by section."""
+    """The plain values of the selected fields, recursively."""
     kept: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -161,7 +161,7 @@ def _select(config: Any, keep: Callable[[dataclasses.Field[Any], Any], bool]) ->
 
 
 def absolute_paths(config: T) -> T:
-    """The same settings, every path of this machine as one that is found from any working directory."""
+    """Make the local paths absolute, so that they do not depend on the working directory."""
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(config):  # type: ignore[arg-type] # T is a dataclass
         value = getattr(config, f.name)
@@ -177,12 +177,12 @@ def _absolute(value: Any) -> Any:
         return tuple(_absolute(item) for item in value)
     if isinstance(value, Path):
         return value.absolute()
-    # Text may be a path or something else, such as the name of a model; what lies there decides.
+    # A string may be a path or something else, such as a model name; it is a path if that file exists.
     return str(Path(value).absolute()) if isinstance(value, str) and value and Path(value).exists() else value
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Dotted names of what differs."""
+    """Dotted names of the settings that differ."""
     return sorted({name for name, _ in _flatten(before) ^ _flatten(now)})
 
 

@@ -1,4 +1,4 @@
-"""What the engine and the commands know of a task: how it is trained (`Task`), and a description of its parts (`TaskSpec`)."""
+"""The interface of a task: `Task` is what the training loop calls, `TaskSpec` tells the commands where its parts are."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,57 +15,54 @@ __all__ = ["Task", "TaskSpec"]
 
 
 class Task(Protocol):
-    """What the training loop asks of a task, in every process."""
+    """The methods that the training loop calls, on every rank."""
 
-    sampler: Any  # .steps: optimizer steps in an epoch
-    broken: dict[str, str]  # files that could not be read, with the reason
+    sampler: Any  # sampler of the training set; its .steps is the number of optimizer steps per epoch
+    broken: dict[str, str]  # file name: why it could not be read
 
-    def build_model(self, resumed: bool = False) -> nn.Module: ...  # a resumed run's weights come from its checkpoint
-    def batches(self, epoch: int, step: int) -> Iterable[Any]: ...  # of this process in an epoch, from an optimizer step on
-    def loss(self, model: nn.Module, batch: Any) -> Tensor: ...
-    def evaluate(self, model: nn.Module) -> dict[str, float]: ...  # the numbers named in the spec's metrics, and others
-    def describe(self, model: nn.Module) -> dict[str, Any]: ...  # for the manifest: examples, split_hash, parameters, macs, ...
-    def data_summary(self) -> str: ...  # the data in a line
-    def metadata(self) -> dict[str, str]: ...  # what exported weights say of themselves
-    def draw(self, history: list[dict[str, float]], folder: Path) -> None: ...  # the figures of a finished run
-    def summary(self, best: dict[str, float]) -> str: ...  # its numbers in a line
+    def build_model(self, resumed: bool = False) -> nn.Module: ...  # on the CPU; if resumed, without model.init
+    def batches(self, epoch: int, step: int) -> Iterable[Any]: ...  # training batches of this rank, from that step on
+    def loss(self, model: nn.Module, batch: Any) -> Tensor: ...  # scalar training loss of a batch, under autocast
+    def evaluate(self, model: nn.Module) -> dict[str, float]: ...  # at least the metrics of the spec, over all ranks
+    def describe(self, model: nn.Module) -> dict[str, Any]: ...  # for the manifest: split_hash, parameters, macs, ...
+    def data_summary(self) -> str: ...  # the dataset in one line, printed at the start
+    def metadata(self) -> dict[str, str]: ...  # metadata of the exported weights
+    def draw(self, history: list[dict[str, float]], folder: Path) -> None: ...  # draw the figures of a finished run
+    def summary(self, best: dict[str, float]) -> str: ...  # the metrics of the best epoch in one line
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One description of a task. Parts are named "module:attribute" inside the task's package and imported when asked for.
-
-    `evaluate`, `predict` and `bench` name a dataclass of options; the function `run` of the same module takes it.
-    """
+    """Where the parts of a task are, as "module:attribute" in the task's package. A part is imported on first use."""
 
     package: str  # for example tailprop.tasks.classify
-    title: str  # what it is about, in a sentence
-    config: str  # dataclass of its settings, a TaskConfig
-    task: str  # class that is trained, a Task made of settings and World
-    load: str  # function: run folder or weights to a Predictor
-    evaluate: str
-    predict: str
-    metrics: dict[str, str]  # name: label with unit, as drawn and printed; the first decides which checkpoint is best
-    bench: str | None = None
-    artifacts: tuple[str, ...] = ()  # files it leaves in a run folder beside the engine's own
+    title: str  # the task in a few words, for help texts
+    config: str  # settings: a subclass of TaskConfig
+    task: str  # training: a class that implements Task, created from the settings and the World
+    load: str  # function that loads a run folder or a weights file as a Predictor
+    evaluate: str  # options of `tailprop eval`: a dataclass; the function `run` of its module takes an instance
+    predict: str  # options of `tailprop predict`, likewise
+    metrics: dict[str, str]  # name: label with unit for figures; the first metric selects the best checkpoint
+    bench: str | None = None  # options of `tailprop bench TASK`, likewise; None = the task has no benchmark
+    artifacts: tuple[str, ...] = ()  # files that the task adds to the run folder
 
     @property
     def name(self) -> str:
-        """As in `task:` of a recipe."""
+        """The name of the task, as in `task:` of a recipe."""
         return self.package.rpartition(".")[2]
 
     @property
     def metric(self) -> str:
-        """The number that decides which checkpoint is best; higher is better."""
+        """The metric that selects the best checkpoint; higher is better."""
         return next(iter(self.metrics))
 
     def part(self, reference: str) -> Any:
-        """An attribute of one of the task's modules."""
+        """Import a part, given as "module:attribute"."""
         module, _, attribute = reference.partition(":")
         return getattr(import_module(f"{self.package}.{module}"), attribute)
 
     def module(self, reference: str) -> Any:
-        """The module an attribute is in."""
+        """Import the module of a part."""
         return import_module(f"{self.package}.{reference.partition(':')[0]}")
 
     def config_type(self) -> type[TaskConfig]:

@@ -1,4 +1,4 @@
-"""What learns: a model with its moving average, optimizer and loss scale, one optimizer step at a time."""
+"""The state that a training step changes: model, EMA, optimizer and loss scaler."""
 
 import math
 import warnings
@@ -18,15 +18,15 @@ from tailprop.runtime.precision import autocast
 
 __all__ = ["TrainState"]
 
-_SMALLEST_SCALE = 2.0**-14  # of the loss under FP16; it starts at 2**16 and halves at every overflow
+_SMALLEST_SCALE = 2.0**-14  # FP16 loss scale; it starts at 2**16 and is halved at every overflow
 
 
 class TrainState:
-    """Everything a step changes. `model` is the network itself, `wrapped` what a loss is taken of: the same under DDP."""
+    """Model, EMA, optimizer and loss scaler. `model` is the network; `wrapped` is the same network, in DDP if distributed."""
 
     def __init__(self, model: nn.Module, optim: OptimConfig, run: RunConfig, world: World) -> None:
         self.optim, self.run, self.device = optim, run, world.device
-        self.alone = world.size == 1
+        self.is_single = world.size == 1
         self.model = convert_batch_norms(model, world).to(self.device).to(memory_format=torch.channels_last).train()
         if run.grad_checkpointing:
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
@@ -34,29 +34,29 @@ class TrainState:
         self.optimizer = build_optimizer(self.model, optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
         if run.compile:
-            # A graph for each size: PyTorch 2.14 cannot make the backward pass of one for all sizes (its issue 185510).
+            # One graph per input size: PyTorch 2.14 cannot build the backward pass of a dynamic graph (its issue 185510).
             self.model.compile(dynamic=False)
-        self.wrapped: nn.Module = self.model if self.alone else self._share(self.model)
+        self.wrapped: nn.Module = self.model if self.is_single else self._wrap_ddp(self.model)
 
-    def _share(self, model: nn.Module) -> nn.Module:
-        # A (C, 1, 3, 3) gradient has two equally good descriptions of its strides, and DDP warns of the other one.
+    def _wrap_ddp(self, model: nn.Module) -> nn.Module:
+        # A (C, 1, 3, 3) gradient has two equivalent strides, and DDP warns if it gets the other one.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
 
     @property
     def evaluated(self) -> nn.Module:
-        """What is evaluated and exported: the moving average, if there is one."""
+        """The model to evaluate and export: the EMA, if there is one."""
         return self.ema.module if self.ema is not None else self.model
 
     def step(self, task: Any, batches: list[Any], lr: float, number: int) -> Tensor:
-        """Learn from the batches of one optimizer step, the run's `number`th. The loss, not finite if a gradient is not."""
+        """Run optimizer step `number` of the run on these batches; returns the loss, non-finite if a gradient is."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for k, batch in enumerate(batches):
             last = k == len(batches) - 1
-            with nullcontext() if last or self.alone else self.wrapped.no_sync():  # type: ignore[operator]
+            with nullcontext() if last or self.is_single else self.wrapped.no_sync():  # type: ignore[operator]
                 with autocast(self.device, self.run.precision):
                     loss = task.loss(self.wrapped, batch) / len(batches)
                 self.scaler.scale(loss).backward()
@@ -68,7 +68,7 @@ class TrainState:
         self.scaler.update()
         if self.ema is not None:
             self.ema.update(self.model, number)
-        # A gradient that is not finite spoils the weights though the loss is fine: it has to be seen before they are saved.
+        # A non-finite gradient corrupts the weights even if the loss is finite; the sum reveals it before they are saved.
         return total if self.scaler.is_enabled() else total + 0 * norm
 
     def _check(self, norm: Tensor) -> None:
@@ -77,7 +77,7 @@ class TrainState:
 
     @property
     def overflows(self) -> bool:
-        """Whether FP16 cannot hold the gradients, however small the loss is scaled."""
+        """Whether gradients overflow FP16 even at the smallest loss scale."""
         return self.scaler.is_enabled() and self.scaler.get_scale() < _SMALLEST_SCALE
 
     def state(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class TrainState:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -101,5 +101,5 @@ class TrainState:
 
 
 def convert_batch_norms(model: nn.Module, world: World) -> nn.Module:
-    """The model with batch norms that look at the batch of all GPUs; UPerNet and DnCNN have some. CPUs have no such layer."""
+    """Convert batch norms to SyncBatchNorm on several GPUs; UPerNet and DnCNN have some. CPUs do not support it."""
     return convert_sync_batchnorm(model) if world.device.type == "cuda" and world.size > 1 else model

@@ -1,8 +1,8 @@
-"""The training loop: one for every task, one process or many, stopped and resumed at will.
+"""The training loop of every task, for one process or many.
 
-All that decides what is learned is a function of the settings, or lives in the checkpoint: a run killed at any moment and
-resumed ends with the same weights, bit for bit, as one that was left alone (on a CPU with the same number of threads; a GPU's
-own kernels need not repeat themselves).
+Everything that affects the result is a function of the settings or is stored in the checkpoint. A run that is killed at any
+time and resumed ends with the same weights, bit for bit, as an uninterrupted one, on a CPU with the same number of threads. GPU
+kernels need not be deterministic.
 """
 
 import math
@@ -34,23 +34,24 @@ from tailprop.utils.text import counted
 
 __all__ = ["Trainer"]
 
-_LONG_EVALUATION = 20.0  # seconds; SLURM and torchrun give a process about 30 to end
-_SYNC_STEPS = 10  # steps after which a GPU is waited for, to see whether the run shall stop; fewer if they take longer than
+_LONG_EVALUATION = 20.0  # seconds; SLURM and torchrun kill a process about 30 after asking it to stop
+# A GPU is synchronized, and stop signals are checked, after at most this many steps and about this many seconds.
+_SYNC_STEPS = 10
 _SYNC_SECONDS = 5.0
 
 
 class Trainer:
-    """Trains a task in a run folder. `run()` returns the history, epoch by epoch."""
+    """Trains a task in a run folder. `run()` returns the history, a row for each epoch."""
 
     def __init__(self, spec: TaskSpec, task: Task, config: TaskConfig, world: World) -> None:
         self.spec, self.task, self.config, self.world = spec, task, config, world
         self.folder = RunFolder(config.run.out, spec.artifacts)
         self.loop = LoopState()
-        self.counted = 0  # steps of this epoch whose loss has left the device
+        self.counted = 0  # steps of this epoch whose loss is in loop.loss_sum
         self.last_loss = self.last_lr = 0.0
-        self.stop_signal: int | None = None  # the one that asked
-        self.eval_seconds = math.inf  # of the last evaluation
-        self.sync_steps = 1  # steps until a GPU is waited for
+        self.stop_signal: int | None = None  # the signal that asked the run to stop
+        self.eval_seconds = math.inf  # duration of the last evaluation
+        self.sync_steps = 1  # steps between synchronizations with a GPU
 
     def run(self) -> list[dict[str, float]]:
         try:
@@ -63,11 +64,11 @@ class Trainer:
         self._on_main(lambda: self.folder.check(self.config))
         resumed = run.resume and self.folder.last.exists()
         self._build(resumed)
-        self._check_agreement(self.identity.split_hash, "the same data; every node needs the same files under --data.root")
+        self._check_agreement(self.identity.split_hash, "the same dataset; every node needs the same files under --data.root")
         if resumed:
             self.loop = self.persistence.restore(self.folder.last, run.seed)
             self.counted = self.loop.step
-        self._check_agreement(self.loop.global_step, f"{self.folder.last}; --run.out has to be a folder all nodes share")
+        self._check_agreement(self.loop.global_step, f"{self.folder.last}; --run.out must be a folder all nodes share")
         self._on_main(lambda: self.folder.begin(self.config, launch_id()))
         if self.world.is_main:
             self.folder.rewind(self.loop.global_step, len(self.loop.history))
@@ -77,7 +78,7 @@ class Trainer:
             Bar(self.schedule.steps, self.loop.global_step, self.identity.global_batch, self.world) as self.bar,
             open_metrics_log(self.folder, self.world.is_main, run.tensorboard, self.loop.global_step) as self.metrics_log,
         ):
-            if self.loop.pending is not None:  # stopped while it was being evaluated
+            if self.loop.pending is not None:  # stopped during the evaluation of that epoch
                 self._close_epoch(self.loop.pending)
             while self.loop.epoch < self.config.optim.epochs:
                 self._epoch()
@@ -86,7 +87,7 @@ class Trainer:
         return self.loop.history
 
     def _on_main(self, act: Callable[[], None]) -> None:
-        """Let rank 0 do something to the run folder; if it cannot, every process stops."""
+        """Call `act` on rank 0; if it fails there, every rank raises."""
         problem = None
         if self.world.is_main:
             try:
@@ -94,7 +95,7 @@ class Trainer:
             except (ValueError, OSError) as error:
                 problem = error
         if any_rank(problem is not None, self.world.device):
-            raise problem or ValueError("rank 0 refused the run folder")
+            raise problem or ValueError("rank 0 cannot use the run folder; see its error message")
 
     def _build(self, resumed: bool) -> None:
         seed = self.config.run.seed
@@ -106,7 +107,7 @@ class Trainer:
         self.schedule = build_schedule(self.config.optim, self.task.sampler.steps, self.world.size)
         self.persistence = Persistence(self.folder, self.task, self.config, self.state, self.identity, self.world)
         self.pending = torch.zeros((), dtype=_sum_dtype(self.world.device), device=self.world.device)
-        seed_process(seed, self.world.rank)  # from here on every process draws its own numbers
+        seed_process(seed, self.world.rank)  # from here on every rank has its own random numbers
 
     def _identify(self) -> RunIdentity:
         optim = self.config.optim
@@ -130,7 +131,7 @@ class Trainer:
             began, cpu_began = time.perf_counter(), time.process_time()
             self._step(list(islice(batches, self.config.optim.grad_accum_steps)))
             if self._is_due():
-                self._collect_losses()  # on a GPU this is where its work is waited for
+                self._collect_losses()  # synchronizes with a GPU
             took = time.perf_counter() - began
             self.loop.seconds += took
             self.loop.epoch_seconds += took
@@ -148,10 +149,10 @@ class Trainer:
         self.last_lr = lr
 
     def _collect_losses(self) -> None:
-        """Take the losses since the last time from the device, and stop at one that is not finite.
+        """Fetch the losses since the last call from the device, and raise if one is not finite.
 
-        A CPU does so at every step. A GPU would have to wait for it, so there it happens where something is logged or saved:
-        weights spoilt by such a loss never reach a checkpoint.
+        On a CPU this happens at every step. On a GPU it would stall the queue, so it happens only before logging or saving:
+        weights corrupted by such a loss are never saved.
         """
         steps = self.loop.step - self.counted
         if steps == 0:
@@ -160,17 +161,17 @@ class Trainer:
         where = f"epoch {self.loop.epoch + 1}, step {self.loop.step}"
         if not math.isfinite(loss):
             if self.folder.last.exists():
-                advice = "earlier checkpoints are intact: start anew from their weights (--model.init, another --run.out)"
+                advice = "earlier checkpoints are intact: start a new run from their weights (--model.init, another --run.out)"
             else:
-                advice = "there is no checkpoint yet: start again (--run.overwrite)"
+                advice = "there is no checkpoint yet: restart the run (--run.overwrite)"
             raise ValueError(
                 f"the loss or its gradient became {loss} in {where}{'' if steps == 1 else f' or the {steps - 1} before'}; "
-                f"{advice} with a lower --optim.lr, or look at the data there"
+                f"{advice} with a lower --optim.lr, or check the images of that step"
             )
         if self.state.overflows:
             raise ValueError(
-                f"gradients overflow FP16 however small the loss is scaled ({where}); earlier checkpoints are intact: start "
-                "anew from their weights (--model.init, another --run.out) with --run.precision bf16 or a lower --optim.lr"
+                f"gradients overflow FP16 even at the smallest loss scale ({where}); earlier checkpoints are intact: start a "
+                "new run from their weights (--model.init, another --run.out) with --run.precision bf16 or a lower --optim.lr"
             )
         self.loop.loss_sum += loss
         self.last_loss = loss / steps
@@ -178,7 +179,7 @@ class Trainer:
         self.pending.zero_()
 
     def _is_due(self) -> bool:
-        """Whether something has to be logged or saved after this step; a CPU looks after every one."""
+        """Whether to log, save or check stop signals after this step; on a CPU always."""
         if self.world.device.type == "cpu" or self.loop.step == self.task.sampler.steps:
             return True
         run = self.config.run
@@ -195,11 +196,11 @@ class Trainer:
         if loop.step < self.task.sampler.steps and loop.global_step % run.save_every == 0:
             self.persistence.save(loop)
         self._stop_if_asked(save=True)
-        if self.world.device.type != "cpu":  # all processes have to look up at the same steps
+        if self.world.device.type != "cpu":  # all ranks have to synchronize at the same steps
             self.sync_steps = steps_within(self._mean(loop.epoch_seconds / loop.step))
 
     def _mean(self, value: float) -> float:
-        """Over all processes."""
+        """The mean over all ranks."""
         return float(all_reduce_sum(torch.tensor(value), self.world.device)) / self.world.size
 
     def _stop_if_asked(self, save: bool = False) -> None:
@@ -223,7 +224,7 @@ class Trainer:
         self._close_epoch(row)
 
     def _close_epoch(self, row: dict[str, float]) -> None:
-        """Evaluate if it is time, and save."""
+        """Evaluate if due, then log and save."""
         loop, epochs, metric = self.loop, self.config.optim.epochs, self.spec.metric
         evaluated = loop.epoch % self.config.run.eval_every == 0 or loop.epoch == epochs
         if evaluated:
@@ -240,7 +241,7 @@ class Trainer:
             self._stop_if_asked()
 
     def _evaluate_safely(self, row: dict[str, float]) -> dict[str, float]:
-        """Evaluate; what was learned is saved before, if it takes so long that a cluster might not wait for it."""
+        """Evaluate; a checkpoint is saved first if evaluation may take longer than a cluster waits for a process to stop."""
         self.loop.pending = dict(row)
         if any_rank(self.eval_seconds > _LONG_EVALUATION, self.world.device):
             self.persistence.save(self.loop)
@@ -259,19 +260,19 @@ class Trainer:
         self.state.model.train()
         return metrics
 
-    # What is written down
+    # Printed lines, manifest, log
 
     def _print_start(self) -> None:
         is_finished = self.loop.epoch >= self.config.optim.epochs and self.loop.pending is None
         if not is_finished:
             self.folder.write_manifest(self._manifest())
         step = self.loop.global_step
-        begun = ", already finished" if is_finished else f", resumed from step {step}" if step else ""
+        status = ", already finished" if is_finished else f", resumed from step {step}" if step else ""
         d, schedule = self.description, self.schedule
         print(
             f"{self.task.data_summary()}; {d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; "
             f"{counted(self.task.sampler.steps, 'step')} per epoch, {counted(self.config.optim.epochs, 'epoch')}, "
-            f"peak learning rate {schedule.lr:.2g}; {self.folder.path}{begun}",
+            f"peak learning rate {schedule.lr:.2g}; {self.folder.path}{status}",
             flush=True,
         )
         if schedule.warmup_steps > schedule.steps:
@@ -283,7 +284,7 @@ class Trainer:
             )
 
     def _manifest(self) -> dict[str, Any]:
-        """What is run; of a resumed run, what was run first, and each time it was continued."""
+        """Provenance of the run: of its first launch, with an entry for each resume."""
         optim = self.config.optim
         launched = {"command": sys.argv[1:], **provenance(self.world.device.type), "processes": self.world.size}
         launched |= {"batch_size": optim.batch_size, "grad_accum_steps": optim.grad_accum_steps}
@@ -305,5 +306,5 @@ def _sum_dtype(device: torch.device) -> torch.dtype:
 
 
 def steps_within(seconds: float) -> int:
-    """How many steps of so many seconds may pass before somebody who asks a GPU to stop is heard."""
+    """Steps between synchronizations with a GPU, for steps of this duration; stop signals wait that long."""
     return max(1, min(_SYNC_STEPS, int(_SYNC_SECONDS / max(seconds, 1e-9))))

@@ -1,1 +1,1 @@
-"""Experiments on the core, which knows nothing of them."""
+"""Studies: experiments that import the rest of the package, which never imports them."""

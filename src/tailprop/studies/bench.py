@@ -1,7 +1,7 @@
-"""`tailprop bench`: images per second beside the peers, interleaved in one run.
+"""`tailprop bench`: images per second compared with other backbones, interleaved in one run.
 
-Machines are noisy, and a peer measured at another time is another machine. So every round runs every model once, and the best
-round of each counts; the ratio to the first model is the figure to quote.
+Timings on shared machines vary over time. So every round runs every model once, and the best round of each counts; the ratio to
+the first model is the number to quote.
 """
 
 import importlib.util
@@ -31,32 +31,32 @@ PUBLISHED_VHEAT = "vHeat-T (published code)"
 
 @dataclass(frozen=True)
 class Bench:
-    """Images per second of several models, measured in turn."""
+    """Images per second of several models, measured in interleaved rounds."""
 
     models: tuple[str, ...] = ("tailprop_tiny", "convnext_tiny", "swin_tiny_patch4_window7_224", "vheat_tiny")
-    """timm names; the first is the one the others are compared with."""
+    """timm model names; the others are compared with the first."""
     vheat_code: Path | None = None
-    """vHeat's published classification/models/vHeat.py, to be measured too."""
+    """Path of vHeat's published classification/models/vHeat.py, to include it."""
     modes: tuple[Literal["infer", "train"], ...] = ("infer", "train")
-    """Forward passes without gradients, whole training steps (forward, backward, AdamW), or both."""
+    """Forward passes without gradients, training steps (forward, backward, AdamW), or both."""
     batch_size: int = setting(8, aliases=("batch",))
-    """Images at once."""
+    """Images per batch."""
     size_px: int = 224
-    """Side of the images."""
+    """Image size."""
     rounds: int = 12
-    """Rounds after one to warm up."""
+    """Rounds after one warm-up round."""
     threads: int = 2
     """CPU threads."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run: cpu or cuda."""
+    """Device: cpu or cuda."""
     out: Path | None = None
-    """CSV to write."""
+    """CSV file for the results."""
 
     def check(self) -> None:
         for name, least in (("batch_size", 1), ("rounds", 1), ("threads", 1), ("size_px", 32)):
             check_at_least(name, getattr(self, name), least)
         if not self.modes:
-            raise ValueError("at least one mode is needed")
+            raise ValueError("no modes given; give at least one")
         check_bench(self.models, self.device)
 
 
@@ -69,18 +69,20 @@ class Row:
 
 
 def parse(args: list[str]) -> tuple[Any, Any]:
-    """The module that measures, and its options: that of a task named first, or this one."""
+    """The benchmark module and its options: that of a task if the first argument names one, else this one."""
     name = args[0] if args else ""
     if name not in TASKS:
-        what = f"{(Bench.__doc__ or '').strip()} tailprop bench TASK measures whole networks: {', '.join(_measurable())}."
-        return sys.modules[__name__], parse_options(Bench, args, "tailprop bench", what)
+        description = (
+            f"{(Bench.__doc__ or '').strip()} tailprop bench TASK measures whole networks: {', '.join(_benchmarked())}."
+        )
+        return sys.modules[__name__], parse_options(Bench, args, "tailprop bench", description)
     spec = find_spec(name)
     if spec.bench is None:
-        raise ValueError(f"there is no benchmark of {spec.title} beside that of the backbones; leave out {name!r}")
+        raise ValueError(f"there is no benchmark for {spec.title}; omit {name!r} to measure backbones")
     return spec.module(spec.bench), parse_options(spec.part(spec.bench), args[1:], f"tailprop bench {name}")
 
 
-def _measurable() -> list[str]:
+def _benchmarked() -> list[str]:
     return [name for name in TASKS if find_spec(name).bench is not None]
 
 
@@ -123,20 +125,20 @@ def _create(options: Bench) -> dict[str, nn.Module]:
 
 
 def _size(name: str, size_px: int) -> dict[str, int]:
-    """Some peers have to be told the size of the image."""
+    """Some models need the image size as an argument."""
     return {"img_size": size_px} if timm.get_pretrained_cfg_value(name, "fixed_input_size") else {}
 
 
 def _published_vheat(path: Path) -> nn.Module:
     if not path.is_file() or path.suffix != ".py":
-        raise ValueError(f"no Python file {path}; --vheat-code wants classification/models/vHeat.py of vHeat's repository")
+        raise ValueError(f"no Python file {path}; --vheat-code takes classification/models/vHeat.py of vHeat's repository")
     spec = importlib.util.spec_from_file_location("published_vheat", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it imports from timm's old places
+        warnings.simplefilter("ignore")  # it imports from deprecated timm modules
         spec.loader.exec_module(module)
     # Tiny, as in its configs/vHeat/vHeat_tiny_224.yaml
     return module.vHeat(depths=[2, 2, 6, 2], dims=96, drop_path_rate=0.1, post_norm=False)
@@ -165,7 +167,7 @@ def _step(model: nn.Module, images: torch.Tensor, mode: str) -> Callable[[], Non
 
 
 def _print(rows: list[Row], where: dict[str, str]) -> None:
-    table = Table("mode", "model", "img/s, best", "img/s, median", "first over this")
+    table = Table("mode", "model", "img/s, best", "img/s, median", "speed-up of the first")
     for row in rows:
         table.add_row(row.mode, row.model, f"{row.best:.2f}", f"{row.median:.2f}", f"{_ratio(rows, row):.2f}")
     print_table(table, where)

@@ -1,16 +1,16 @@
-"""Common corruptions at five severities: what noise, blur, weather and compression do to an image.
+"""Common corruptions of images at five severities: noise, blur, weather, compression.
 
 After Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations" (ICLR 2019,
-ImageNet-C), with the parameters of their published code, written anew. The package `imagecorruptions` on PyPI is
-refused: it is unmaintained, and its release fails with a current scikit-image (bethgelab/imagecorruptions issue 30).
+ImageNet-C), reimplemented with the parameters of their published code. The package `imagecorruptions` on PyPI is not
+used: it is unmaintained, and its release fails with a current scikit-image (bethgelab/imagecorruptions issue 30).
 
-Where this is not ImageNet-C to the pixel:
+Differences from ImageNet-C:
 
-- Frost is missing. It is made from photographs of frost, which this project does not ship.
+- Frost is missing. It needs photographs of frost, which this project does not ship.
 - The published parameters are for images of 224 px. Lengths (blur radii, streaks, flakes, displacements) are multiplied by
-  min(side) / 224, so that a corruption covers the same share of any image. Noise, JPEG's blocks and
-  the grain of glass blur belong to the pixel grid and stay.
-- Images stay in memory, while ImageNet-C is stored as JPEG of quality 85. Each function says what else it does differently.
+  min(side) / 224, so that a corruption covers the same fraction of any image. Noise, JPEG blocks and
+  the grain of glass blur belong to the pixel grid and are not scaled.
+- Images stay in memory, while ImageNet-C is stored as JPEG of quality 85. The docstrings describe further differences.
 
 A corruption is a pure function of an RGB image, a severity from 1 to 5 and a generator. Shapes: H height, W width.
 """
@@ -31,14 +31,14 @@ from torchvision.transforms import Compose, ToTensor
 __all__ = ["CORRUPTIONS", "SEVERITIES", "Corrupt", "check_corruption", "check_severity"]
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
-REFERENCE_PX: Final = 224  # the side the published lengths are for
+REFERENCE_PX: Final = 224  # image size of the published lengths
 
 Array = npt.NDArray[np.floating[Any]]
 T = TypeVar("T")
 
 
 def gaussian_noise(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
-    """Poor light: independent normal noise."""
+    """Low light: independent Gaussian noise."""
     pixels = _pixels(image)
     return _image(pixels + rng.normal(scale=_at(severity, 0.08, 0.12, 0.18, 0.26, 0.38), size=pixels.shape))
 
@@ -50,7 +50,7 @@ def shot_noise(image: Image.Image, severity: int, rng: np.random.Generator) -> I
 
 
 def impulse_noise(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
-    """Bit errors: a share of the values becomes 0 or 1."""
+    """Bit errors: a fraction of the values becomes 0 or 1."""
     pixels = _pixels(image)
     hit = rng.random(pixels.shape) < _at(severity, 0.03, 0.06, 0.09, 0.17, 0.27)
     return _image(np.where(hit, rng.integers(0, 2, pixels.shape), pixels))
@@ -59,8 +59,8 @@ def impulse_noise(image: Image.Image, severity: int, rng: np.random.Generator) -
 def defocus_blur(image: Image.Image, severity: int, _rng: np.random.Generator) -> Image.Image:
     """Out of focus: the mean over a disk.
 
-    The disk is laid onto the pixels with bilinear weights, which keeps a radius below one pixel meaningful; it takes the place
-    of the published small Gaussian on the edge of the disk.
+    The disk is rasterized with bilinear weights, which also works for a radius below one pixel; this replaces the published
+    small Gaussian on the edge of the disk.
     """
     radius = _at(severity, 3, 4, 6, 8, 10) * _scale(image)
     points = np.linspace(-radius, radius, 64)
@@ -70,10 +70,10 @@ def defocus_blur(image: Image.Image, severity: int, _rng: np.random.Generator) -
 
 
 def glass_blur(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
-    """Frosted glass: blur, every pixel takes the value of one nearby, a few times over, and blur again.
+    """Frosted glass: blur, replace every pixel by a nearby one a few times, and blur again.
 
-    The published loop means to swap two pixels but, because rows of an array are views, copies one over the other; so a copy it
-    is. Where a scaled shift is no whole number of pixels the value is interpolated.
+    The published loop intends to swap two pixels but, because rows of an array are views, copies one over the other; this
+    function copies, too. If a scaled shift is not an integer, the value is interpolated.
     """
     sigma, reach, rounds = _at(severity, (0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2))
     scale, sigmas = _scale(image), (sigma * _scale(image), sigma * _scale(image), 0)
@@ -85,7 +85,7 @@ def glass_blur(image: Image.Image, severity: int, rng: np.random.Generator) -> I
 
 
 def motion_blur(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
-    """A moving camera: a streak in a direction within 45 degrees of the horizontal."""
+    """A moving camera: blur along a direction within 45 degrees of the horizontal."""
     radius, sigma = _at(severity, (10, 3), (15, 5), (15, 8), (15, 12), (20, 15))
     return _image(_streak(_pixels(image), radius, sigma, rng.uniform(-45, 45), _scale(image)))
 
@@ -100,7 +100,7 @@ def zoom_blur(image: Image.Image, severity: int, _rng: np.random.Generator) -> I
 def snow(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
     """Falling snow: streaks of enlarged noise above a threshold, over a whitened image.
 
-    The flakes are made at 224 px and resized with the image: made on the small grid, flakes below one pixel would cover more.
+    The flakes are drawn at 224 px and resized to the image: on a smaller grid, flakes below one pixel would cover more.
     """
     level, spread, size, threshold, radius, sigma, kept = _at(
         severity,
@@ -122,7 +122,7 @@ def snow(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.I
 
 
 def fog(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
-    """A haze with the form of a plasma fractal."""
+    """Haze in the form of a plasma fractal."""
     amount, decay = _at(severity, (1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))
     pixels = _pixels(image)
     haze = _plasma(max(image.size), decay, rng)[: image.height, : image.width, None]
@@ -131,7 +131,7 @@ def fog(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Im
 
 
 def brightness(image: Image.Image, severity: int, _rng: np.random.Generator) -> Image.Image:
-    """Daylight: the value of HSV raised."""
+    """Daylight: the V channel of HSV is raised."""
     from skimage.color import hsv2rgb, rgb2hsv
 
     colours = rgb2hsv(_pixels(image))
@@ -140,20 +140,20 @@ def brightness(image: Image.Image, severity: int, _rng: np.random.Generator) -> 
 
 
 def contrast(image: Image.Image, severity: int, _rng: np.random.Generator) -> Image.Image:
-    """Every value drawn towards the mean of its channel."""
+    """Every value is moved towards the mean of its channel."""
     pixels = _pixels(image)
     mean = pixels.mean(axis=(0, 1))
     return _image(mean + (pixels - mean) * _at(severity, 0.4, 0.3, 0.2, 0.1, 0.05))
 
 
 def elastic_transform(image: Image.Image, severity: int, rng: np.random.Generator) -> Image.Image:
-    """Stretched and crumpled: a random affine map and a smooth random displacement.
+    """Elastic deformation: a random affine map and a smooth random displacement.
 
-    The severities are not an order in pixels: 1 and 2 move the whole image far, 3 to 5 crumple it more and more. Both maps
-    are composed and the image is sampled once, where the published one is sampled twice.
+    The displacement does not grow with severity: 1 and 2 shift the whole image far, 3 to 5 deform it locally more and more.
+    Both maps are composed and the image is sampled once, while the published code samples it twice.
     """
     sides = _at(severity, (2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
-    strength, smoothness, jitter = (244 * side for side in sides)  # 244 is published; its authors say 224 was meant
+    strength, smoothness, jitter = (244 * side for side in sides)  # 244 is published; its authors intended 224
     moved = [_resize(_smooth(rng.uniform(-1, 1, _reference_shape(image)), smoothness), image) for _ in range(2)]
     places = np.indices((image.height, image.width)) + np.stack(moved) * (strength * _scale(image))  # (2, H, W)
     linear, offset = _jittered_affine(image, jitter * _scale(image), rng)
@@ -162,7 +162,7 @@ def elastic_transform(image: Image.Image, severity: int, rng: np.random.Generato
 
 
 def pixelate(image: Image.Image, severity: int, _rng: np.random.Generator) -> Image.Image:
-    """A small image enlarged."""
+    """Downsample and upsample with a box filter."""
     share = _at(severity, 0.6, 0.5, 0.4, 0.3, 0.25)
     small = image.resize((int(image.width * share), int(image.height * share)), Image.Resampling.BOX)
     return small.resize(image.size, Image.Resampling.BOX)
@@ -197,16 +197,16 @@ CORRUPTIONS: Final[dict[str, Callable[[Image.Image, int, np.random.Generator], I
 
 
 class Corrupt:
-    """The preparation of an image for evaluation, with a corruption between its cropping and its normalisation.
+    """The preprocessing of an image for evaluation, with a corruption between crop and normalisation.
 
-    Which noise an image gets is drawn from torch's generator, which `Images` seeds for every image; so it depends neither
-    on the batch nor on the number of workers.
+    The noise of an image is drawn from torch's generator, which is seeded for every image; so it depends neither on the
+    batch nor on the number of workers.
 
     Args:
         name: One of `CORRUPTIONS`.
         severity: 1 to 5.
-        seed: Another one gives other noise.
-        then: The preparation, as `eval_transform` makes it.
+        seed: Seed of the noise.
+        then: The preprocessing, as returned by `eval_transform`.
     """
 
     def __init__(self, name: str, severity: int, seed: int, then: Compose) -> None:
@@ -215,7 +215,7 @@ class Corrupt:
         self.name, self.severity, self.seed = name, severity, seed
         cut = next((i for i, step in enumerate(then.transforms) if isinstance(step, ToTensor)), None)
         if cut is None:
-            raise ValueError(f"a corruption needs a step that turns the image into a tensor, there is none in {then}")
+            raise ValueError(f"a corruption needs a transform that converts the image to a tensor, but there is none in {then}")
         self.crop, self.prepare = Compose(then.transforms[:cut]), Compose(then.transforms[cut:])
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -232,14 +232,14 @@ class Corrupt:
 def check_corruption(name: str) -> None:
     if name not in CORRUPTIONS:
         close = difflib.get_close_matches(name, CORRUPTIONS, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(CORRUPTIONS)}"
-        why = "frost needs photographs of frost, which are not shipped; " if name == "frost" else ""
-        raise ValueError(f"no corruption {name!r}; {why}{hint}")
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(CORRUPTIONS)}"
+        why = "frost needs photographs that are not shipped; " if name == "frost" else ""
+        raise ValueError(f"unknown corruption {name!r}; {why}{hint}")
 
 
 def check_severity(severity: int) -> None:
     if severity not in SEVERITIES:
-        raise ValueError(f"a severity is 1, 2, 3, 4 or 5, got {severity}")
+        raise ValueError(f"severity must be 1, 2, 3, 4 or 5, got {severity}")
 
 
 def _at(severity: int, *values: T) -> T:
@@ -261,7 +261,7 @@ def _scale(image: Image.Image) -> float:
 
 
 def _reference_shape(image: Image.Image) -> tuple[int, int]:
-    """Height and width of the image if its shorter side were 224 px."""
+    """Height and width of the image when its shorter side is resized to 224 px."""
     return round(image.height / _scale(image)), round(image.width / _scale(image))
 
 
@@ -270,29 +270,29 @@ def _resize(field: Array, like: Image.Image) -> Array:
 
 
 def _sample(pixels: Array, places: Array, border: Literal["reflect", "nearest"]) -> Array:
-    """The values at places (2, H, W) between the pixels, bilinearly."""
+    """Bilinearly interpolated values at coordinates (2, H, W)."""
     channels = np.moveaxis(pixels, -1, 0)
     return np.stack([ndimage.map_coordinates(channel, places, order=1, mode=border) for channel in channels], axis=-1)
 
 
 def _enlarge(image: Image.Image, factor: float) -> Image.Image:
-    """The central part of an image, filling it."""
+    """The center of an image, enlarged to its size."""
     dx, dy = (side * (1 - 1 / factor) / 2 for side in image.size)
     return image.resize(image.size, Image.Resampling.BILINEAR, box=(dx, dy, image.width - dx, image.height - dy))
 
 
 def _chained(shift: npt.NDArray[np.int64], reach: int) -> npt.NDArray[np.int64]:
-    """How far each value has come when pixels are overwritten one by one, from the last to the first, by those at `shift`.
+    """The total displacement of each value when pixels are overwritten one by one, from the last to the first, by `shift`.
 
-    A pixel that copies one after itself gets what that one has copied before, and so on: a chain, followed here for all pixels
-    at once by doubling. Pixels within `reach` of the border stay.
+    A pixel that copies a later one gets what that one has copied before, and so on: a chain, followed here for all pixels at
+    once by doubling. Pixels within `reach` of the border are not changed.
     """
     height, width = shift.shape[1:]
     y, x = places = np.indices((height, width))
     own = y * width + x
     moves = (y > reach) & (y <= height - reach) & (x > reach) & (x <= width - reach)
     source = np.where(moves, own + shift[0] * width + shift[1], own)
-    old = own.size + np.arange(own.size)  # the second half stands for the values before, where every chain ends
+    old = own.size + np.arange(own.size)  # the second half represents the original values, where every chain ends
     chain = np.concatenate([np.where(source > own, source, source + own.size).ravel(), old])
     while not np.array_equal(further := chain[chain], chain):
         chain = further
@@ -302,7 +302,7 @@ def _chained(shift: npt.NDArray[np.int64], reach: int) -> npt.NDArray[np.int64]:
 def _streak(pixels: Array, radius: float, sigma: float, degrees: float, scale: float = 1.0) -> Array:
     """ImageMagick's motion blur: half a Gaussian along a line of twice the radius, from each pixel to one side.
 
-    Points between pixels are weighted bilinearly, where ImageMagick rounds them: scaled streaks are too short for rounding.
+    Points between pixels are weighted bilinearly, while ImageMagick rounds them: scaled kernels are too short for rounding.
     """
     steps = np.linspace(0, 2 * radius, int(np.ceil(2 * radius * max(scale, 1))) + 1)  # at most a pixel apart
     weights = np.exp(-(steps**2) / (2 * sigma**2))
@@ -311,14 +311,14 @@ def _streak(pixels: Array, radius: float, sigma: float, degrees: float, scale: f
 
 
 def _kernel(y: Array, x: Array, weights: Array) -> Array:
-    """Weighted points around the centre of a square, each shared among the four pixels around it."""
+    """Weighted points around the centre of a square kernel, each distributed bilinearly over four pixels."""
     reach = int(max(np.abs(y).max(), np.abs(x).max())) + 1
     kernel = np.zeros((2 * reach + 1, 2 * reach + 1))
     top, left = np.floor(y).astype(int), np.floor(x).astype(int)
     for i in (0, 1):
         for j in (0, 1):
             share = (1 - np.abs(y - top - i)) * (1 - np.abs(x - left - j))
-            # where the share is nothing the pixel may lie outside
+            # where the weight is 0 the pixel may be outside of the kernel
             np.add.at(kernel, ((top + i + reach).clip(0, 2 * reach), (left + j + reach).clip(0, 2 * reach)), share * weights)
     return kernel / kernel.sum()
 
@@ -330,14 +330,14 @@ def _convolve(pixels: Array, kernel: Array, border: Literal["reflect", "edge"]) 
 
 
 def _smooth(noise: Array, sigma: float) -> Array:
-    """A Gaussian with mirrored borders, by the cosine transform: the published one is wider than the image."""
+    """A Gaussian with reflected borders, by a cosine transform, because the published one is wider than the image."""
     y, x = (np.pi * np.arange(side) / side for side in noise.shape)
     decay = np.exp(-(sigma**2) * (y[:, None] ** 2 + x**2) / 2)
     return fft.idctn(fft.dctn(noise, norm="ortho") * decay, norm="ortho")
 
 
 def _jittered_affine(image: Image.Image, jitter_px: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """The affine map that brings three corners of a central square back from where chance has moved them."""
+    """The affine map that moves three randomly shifted corners of a central square back to their places."""
     centre, half = np.array([image.height // 2, image.width // 2]), min(image.size) // 3
     corners = centre + half * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = corners + rng.uniform(-jitter_px, jitter_px, corners.shape)
@@ -348,7 +348,7 @@ def _jittered_affine(image: Image.Image, jitter_px: float, rng: np.random.Genera
 def _plasma(least_side: int, decay: float, rng: np.random.Generator) -> Array:
     """A fractal in [0, 1] by the diamond-square algorithm on a torus, the side a power of two.
 
-    The amplitude falls by the square of `decay` with every halving, because the published code multiplies by it twice.
+    The amplitude decreases by the square of `decay` with every halving, because the published code multiplies by it twice.
     """
     field, amplitude = np.zeros((1, 1)), 1.0
     while len(field) < least_side:

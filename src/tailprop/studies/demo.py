@@ -1,7 +1,7 @@
-"""`tailprop demo`: from nothing to a trained classifier and its images, in a few minutes on a laptop.
+"""`tailprop demo`: train a classifier and plot the operator in a few minutes on a laptop.
 
-Everything it needs comes with the packages: scikit-learn's handwritten digits and a photograph of scikit-image. The training is
-`tailprop train digits`, nothing else.
+All data comes with the packages: scikit-learn's handwritten digits and a photograph of scikit-image. The training is that of
+`tailprop train digits`.
 """
 
 import dataclasses
@@ -27,60 +27,60 @@ from tailprop.tasks.classify.task import ClassifyConfig
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a small TailProp on embedded digits, evaluate it, and draw the operator at work."""
+    """Train a small TailProp on scikit-learn's digits, evaluate it, and plot the operator."""
 
     out: Path = Path("runs/demo")
-    """Run folder; a run of the demo that is there is replaced."""
+    """Run folder; an earlier run of the demo is replaced."""
     epochs: int = 12
-    """Passes over the training digits."""
+    """Epochs."""
     batch_size: int = 64
-    """Images in a step."""
+    """Images per step."""
     model: str = "tailprop_pico"
     """Backbone."""
     seed: int = 0
-    """Seed of weights and shuffling."""
+    """Seed of weights, shuffling and augmentation."""
 
 
 def run(demo: Demo) -> None:
     config = _config(demo)
     config.check()
     if (demo.out / "config.yaml").exists() and read_config(demo.out)["data"].get("source") != "digits":
-        raise ValueError(f"{demo.out} holds another run than the demo's; choose another --out")
+        raise ValueError(f"{demo.out} holds a run that is not from the demo; choose another --out")
     console = Console()
-    console.print(f"{demo.model} learns 1198 handwritten digits of 32 px; 599 are held out")
+    console.print(f"training {demo.model} on 1198 handwritten digits of 32 px; 599 are held out")
     trainer, _ = train(find_spec(config.task), config, init_distributed(), summary=False)
     draw_operator().savefig(demo.out / "operator.png", dpi=120)
     best = trainer.loop.best
     console.print(
-        f"[bold]{best['top1']:.1f} %[/] of the held-out digits are right after epoch {best['epoch']:.0f}, the best of "
+        f"top-1 [bold]{best['top1']:.1f} %[/] on the held-out digits after epoch {best['epoch']:.0f}, the best of "
         f"{demo.epochs}; {trainer.loop.seconds:.0f} s of training.",
         soft_wrap=True,
     )
-    for name, what in _MADE.items():
-        console.print(f"  {demo.out / name}: {what}", soft_wrap=True)
+    for name, description in _OUTPUTS.items():
+        console.print(f"  {demo.out / name}: {description}", soft_wrap=True)
     console.print("Next:")
-    for command, what in _NEXT.items():
-        console.print(f"  {command.format(tailprop=_program(), out=demo.out)}  # {what}", soft_wrap=True, highlight=False)
+    for command, purpose in _NEXT.items():
+        console.print(f"  {command.format(tailprop=_program(), out=demo.out)}  # {purpose}", soft_wrap=True, highlight=False)
 
 
 def _program() -> str:
-    """How this program is called: by its name where a shell finds it, else by its path, as in the environment of `make`."""
+    """How to call this program: by its name if it is on the PATH, else by its path."""
     own = Path(sys.argv[0])
     return "tailprop" if own.name != "tailprop" or shutil.which("tailprop") else os.path.relpath(own)
 
 
-_MADE = {
+_OUTPUTS = {
     "learning.png": "learning curve",
-    "confusion.png": "which digits are taken for which",
+    "confusion.png": "confusion matrix",
     "operator.png": "the operator on a photograph, from Gaussian to Cauchy",
-    "model.safetensors": "the weights, for timm and `tailprop predict`",
-    "manifest.json": "what exactly was run, on what",
+    "model.safetensors": "weights for timm and `tailprop predict`",
+    "manifest.json": "settings, versions, hardware and data of the run",
 }
 _NEXT = {
-    "{tailprop} eval {out}": "measure it again",
-    "{tailprop} train finetune_folder --data.root IMAGES": "your own images, one folder for each class",
-    "{tailprop} models": "the backbones",
-    "{tailprop} bench": "their speed on this machine",
+    "{tailprop} eval {out}": "evaluate it again",
+    "{tailprop} train finetune_folder --data.root IMAGES": "train on your own images, one folder for each class",
+    "{tailprop} models": "list the backbones",
+    "{tailprop} bench": "measure their speed on this machine",
 }
 
 
@@ -95,23 +95,23 @@ def _config(demo: Demo) -> ClassifyConfig:
 
 
 def draw_operator(scales: tuple[float, float] = (60.0, 8.0)) -> Figure:
-    """A photograph and three points of light under the operator, from lambda = 1 (Gaussian) to 0 (Cauchy)."""
+    """The operator applied to a photograph and to three bright points, from lambda = 1 (Gaussian) to 0 (Cauchy)."""
     from skimage.data import astronaut
 
     photo = torch.from_numpy(astronaut()[::2, ::2].copy()).float()[None] / 255  # (1, 256, 256, 3)
-    lights = torch.zeros(1, 256, 256, 1)
-    lights[0, [70, 128, 200], [60, 150, 90]] = 1.0
+    points = torch.zeros(1, 256, 256, 1)
+    points[0, [70, 128, 200], [60, 150, 90]] = 1.0
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     axes = figure.subplots(2, 5)
     axes[0, 0].imshow(photo[0].numpy())
     axes[0, 0].set_title("photograph")
-    axes[1, 0].imshow(lights[0, ..., 0].numpy(), cmap="magma", vmax=0.05)
-    axes[1, 0].set_title("three points of light")
+    axes[1, 0].imshow(points[0, ..., 0].numpy(), cmap="magma", vmax=0.05)
+    axes[1, 0].set_title("three bright points")
     for column, lam in enumerate((1.0, 0.7, 0.3, 0.0), start=1):
         weights = (lam, 1 - lam)
         axes[0, column].imshow(tailprop.tail_propagate(photo, scales, weights)[0].clamp(0, 1).numpy())
-        glow = tailprop.tail_propagate(lights, scales, weights)[0, ..., 0]
-        axes[1, column].imshow((glow / glow.max()).clamp_min(1e-5).log10().numpy(), cmap="magma", vmin=-4, vmax=0)
+        response = tailprop.tail_propagate(points, scales, weights)[0, ..., 0]
+        axes[1, column].imshow((response / response.max()).clamp_min(1e-5).log10().numpy(), cmap="magma", vmin=-4, vmax=0)
         name = {1.0: ", Gaussian", 0.0: ", Cauchy"}.get(lam, "")
         axes[0, column].set_title(f"$\\lambda$ = {lam:g}{name}")
         axes[1, column].set_title("response, log scale")

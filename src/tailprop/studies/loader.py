@@ -1,8 +1,8 @@
-"""`tailprop loader`: does the loader keep up with training?
+"""`tailprop loader`: does the data loader keep up with training?
 
-The same steps run in turn on batches that are in memory already and on batches that the loader makes from JPEG files, with the
-augmentation of the Imagenette recipe; the ratio of the two rates is what loading costs. A set as small as this one is decoded
-once and kept, unless told otherwise (`--data.cache-gb`); both are measured.
+The same training steps run alternately on batches in memory and on batches that the loader reads from JPEG files, with the
+augmentation of the Imagenette recipe; the ratio of the two rates is the cost of loading. By default training caches the decoded
+images of a dataset as small as this one (`--data.cache-gb`); rates with and without the cache are measured.
 """
 
 import dataclasses
@@ -34,33 +34,33 @@ from tailprop.tasks.common.bench import use_cpu, write_rows
 from tailprop.tasks.common.models import check_model
 from tailprop.utils.validation import check_at_least
 
-# Steps before a round is timed: batches the loader made ready during the round before must not count as made for nothing, nor
-# may it still be making them while the other kind is timed.
+# Steps before a round is timed, so that batches prefetched during the previous round do not count, and the loader does not
+# prefetch while another kind of batches is timed.
 _SETTLE = 3
 
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """Training rate with JPEG files over the rate with tensors in memory."""
+    """Compare the training rate with JPEG files and with tensors in memory."""
 
     data: Path | None = None
-    """Parquet snapshot to read; none = JPEGs cut from scikit-image's photographs."""
+    """Folder of a parquet snapshot; none = JPEG crops of scikit-image's photographs."""
     model: str = "tailprop_nano"
     """Backbone."""
     size_px: int = 64
-    """Side of the images."""
+    """Image size."""
     batch_size: int = 64
-    """Images in a step."""
+    """Images per step."""
     workers: int = 1
     """Loader processes."""
     threads: int = 2
     """CPU threads of the training process."""
     steps: int = 8
-    """Steps of a round."""
+    """Steps per round."""
     rounds: int = 8
-    """Rounds; the best of each kind counts."""
+    """Timed rounds; the best of each kind counts."""
     out: Path | None = None
-    """CSV to write."""
+    """CSV file for the results."""
 
     def check(self) -> None:
         for name, least in (("size_px", 32), ("batch_size", 1), ("workers", 0), ("threads", 1), ("steps", 1), ("rounds", 1)):
@@ -80,7 +80,7 @@ def run(options: LoaderBench) -> None:
         "workers": str(options.workers),
     }
     memory = max(rates["in memory"])
-    table = Table("batches", "img/s, best", "img/s, median", "of the rate in memory")
+    table = Table("batches", "img/s, best", "img/s, median", "fraction of the rate in memory")
     for name, values in rates.items():
         table.add_row(name, f"{max(values):.1f}", f"{statistics.median(values):.1f}", f"{max(values) / memory:.3f}")
     Console().print(table)
@@ -89,14 +89,14 @@ def run(options: LoaderBench) -> None:
 
 
 def measure(options: LoaderBench, root: Path) -> dict[str, list[float]]:
-    """Images per second of each round, by kind."""
+    """Images per second of each round, by kind of batches."""
     world = World(0, 1, torch.device("cpu"))
     task = Classification(_config(options, root, cache_gb=0.0), world)
     model = task.build_model().train()
     optimizer = build_optimizer(model, OptimConfig(weight_decay=0.05))
     from_files, decoded_once = _endless(task), _endless(Classification(_config(options, root), world))
     ready = [next(from_files) for _ in range(2)]
-    for _ in itertools.islice(decoded_once, task.sampler.steps):  # the epoch that decodes
+    for _ in itertools.islice(decoded_once, task.sampler.steps):  # the first epoch, which fills the cache
         pass
     kinds: dict[str, Iterator[Batch]] = {
         "in memory": itertools.cycle(ready),
@@ -144,7 +144,7 @@ def _config(options: LoaderBench, root: Path, cache_gb: float = DataConfig.cache
 
 
 def write_photographs(root: Path, count: int = 2048, side: int = 128) -> Path:
-    """A parquet snapshot of JPEGs (128 px, quality 75), cut from scikit-image's photographs."""
+    """Write a parquet snapshot of JPEG crops (128 px, quality 75) of scikit-image's photographs."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,7 +1,7 @@
-"""Which mixer restores best, given the same body, the same data and the same minutes of one core? A small matched study.
+"""`tailprop restorers`: compare mixers in the same restoration network, with the same data and the same CPU time.
 
-Every network sees the same crops in the same order, with the same schedule shape; a faster one gets further in its minutes.
-Finished runs are kept, so the study can be done in pieces (--only) and drawn anew from what there is.
+Every network is trained on the same crops in the same order, with the same shape of schedule; a faster one takes more steps.
+Finished runs are kept, so the study can be run in parts (--only), and the table is written from all finished runs.
 """
 
 import json
@@ -38,22 +38,22 @@ DONE: Final = "done.json"
 
 @dataclass(frozen=True)
 class RestorerStudy:
-    """Compare restoration networks in equal time."""
+    """Compare restoration networks at equal training time."""
 
     train: tuple[Path, ...]
-    """Folders of clean images for training."""
+    """Folders of clean training images."""
     test: Path
     """Folder of clean test images."""
     recipe: str = "train400_gray_s15"
-    """Recipe whose settings every network shares; its number of epochs is replaced."""
+    """Recipe with the shared settings; its number of epochs is replaced."""
     minutes: float = 30.0
-    """CPU time for each network, evaluation not included."""
+    """Minutes of CPU time for each network, without evaluation."""
     only: tuple[str, ...] = NETWORKS
     """Networks to train now."""
     runs: Path = Path("runs/restorers")
-    """Folder of the runs, one for each network."""
+    """Folder for the run folders, one per network."""
     out: Path = Path("results/restorers.csv")
-    """CSV to write from all finished runs; the curves go beside it as PNG."""
+    """CSV file for the results of all finished runs; the curves are saved next to it as PNG."""
 
     def check(self) -> None:
         for name in self.only:
@@ -65,18 +65,18 @@ class RestorerStudy:
 def run(study: RestorerStudy) -> None:
     study.check()
     world = init_distributed("cpu", threads=1)
-    seconds = _seconds_of_a_step(study, world)
+    seconds = _seconds_per_step(study, world)
     for name in study.only:
         if not (study.runs / name / DONE).exists():
             _train(study, name, seconds[name], world)
     rows = [json.loads(path.read_text()) for path in sorted(study.runs.glob(f"*/{DONE}"))]
     if not rows:
-        raise ValueError(f"no finished run in {study.runs}; name networks with --only")
-    _refuse_others(rows, study)
+        raise ValueError(f"no finished run in {study.runs}; choose networks to train with --only")
+    _check_same_study(rows, study)
     rows.sort(key=lambda row: -row["psnr"])
     write_rows(study.out, rows)
     curves = {row["network"]: _curve(study.runs / row["network"]) for row in rows}
-    draw_curves(curves, study.out.with_suffix(".png"), "minutes of one core", "PSNR on the test images, dB")
+    draw_curves(curves, study.out.with_suffix(".png"), "CPU minutes", "PSNR on the test images, dB")
     table = Table("network", "parameters", "steps", "PSNR, dB", "SSIM", "CPU minutes")
     for row in rows:
         figures = (f"{row['psnr']:.2f}", f"{row['ssim']:.4f}", f"{row['cpu_minutes']:.1f}")
@@ -87,7 +87,7 @@ def run(study: RestorerStudy) -> None:
 def _config(study: RestorerStudy, name: str) -> RestoreConfig:
     base = build(RestoreConfig, read_recipe(find_recipe(study.recipe)))
     if base.optim.epoch_steps is None:
-        raise ValueError(f"the recipe {study.recipe} has no optim.epoch_steps: give the epoch a length of its own")
+        raise ValueError(f"the recipe {study.recipe} has no optim.epoch_steps; set it in the recipe")
     return replace(
         base,
         model=replace(base.model, name=name),
@@ -122,18 +122,18 @@ def _train(study: RestorerStudy, name: str, seconds: float, world: World) -> Non
     (folder.path / DONE).write_text(json.dumps(row, indent=2) + "\n")
 
 
-def _seconds_of_a_step(study: RestorerStudy, world: World, rounds: int = 6) -> dict[str, float]:
-    """The CPU time of a training step of every network, the median of interleaved rounds; measured once for a study."""
-    kept = study.runs / "seconds.json"
-    if not kept.exists():
+def _seconds_per_step(study: RestorerStudy, world: World, rounds: int = 6) -> dict[str, float]:
+    """CPU time of a training step of every network, the median of interleaved rounds; measured once per study."""
+    path = study.runs / "seconds.json"
+    if not path.exists():
         steps = {name: _step(_config(study, name), world) for name in dict.fromkeys((*NETWORKS, *study.only))}
         took = [{name: step() for name, step in steps.items()} for _ in range(rounds + 1)][1:]
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({name: statistics.median(each[name] for each in took) for name in steps}, indent=2) + "\n")
-    found: dict[str, float] = json.loads(kept.read_text())
-    if missing := set(study.only) - set(found):
-        raise ValueError(f"{kept} has no time for {', '.join(sorted(missing))}; remove it, or choose another --runs")
-    return found
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({name: statistics.median(each[name] for each in took) for name in steps}, indent=2) + "\n")
+    seconds: dict[str, float] = json.loads(path.read_text())
+    if missing := set(study.only) - set(seconds):
+        raise ValueError(f"{path} has no step time for {', '.join(sorted(missing))}; delete it, or choose another --runs")
+    return seconds
 
 
 def _step(config: RestoreConfig, world: World) -> Callable[[], float]:
@@ -152,16 +152,16 @@ def _step(config: RestoreConfig, world: World) -> Callable[[], float]:
     return step
 
 
-def _refuse_others(rows: Sequence[dict[str, Any]], study: RestorerStudy) -> None:
-    """A table compares what had the same recipe and the same time."""
+def _check_same_study(rows: Sequence[dict[str, Any]], study: RestorerStudy) -> None:
+    """Raise unless all runs have the recipe and training time of this study."""
     for row in rows:
         if (row.get("recipe"), row.get("minutes")) != (study.recipe, study.minutes):
             made = f"{row.get('recipe')} for {row.get('minutes')} minutes"
-            raise ValueError(f"{study.runs / row['network']} was made with {made}; remove it, or choose another --runs")
+            raise ValueError(f"{study.runs / row['network']} was trained with {made}; remove it, or choose another --runs")
 
 
 def _scales(model: nn.Module) -> str:
-    """Gaussian/Cauchy scale of each layer at the end."""
+    """Final Gaussian/Cauchy scales of each layer."""
     with torch.no_grad():
         found = [m.scales().mean(1).tolist() for m in model.modules() if isinstance(m, TailPropagation)]
     return " ".join("/".join(f"{k:.3g}" for k in pair) for pair in found)

@@ -1,7 +1,7 @@
-"""`tailprop robustness`: a classifier on sketches, on natural adversarial examples and on corrupted images.
+"""`tailprop robustness`: evaluate a classifier on sketches, natural adversarial examples and corrupted images.
 
 ImageNet-Sketch (Wang et al., 2019) has ImageNet's 1000 classes, ImageNet-A (Hendrycks et al., 2021) 200 of them, and only those
-200 outputs are compared there. The corruptions are made from the validation images on the way; their figure is the mean
+200 outputs are compared for it. Corruptions are applied to the validation images on the fly; the reported number is the mean
 top-1, not the published mCE, which is relative to AlexNet and includes frost (see `tailprop.studies.corruptions`).
 """
 
@@ -45,27 +45,27 @@ PAPER_TOP1: Final = {("tailprop_base", SKETCH): 23.1, ("tailprop_base", IMAGENET
 
 @dataclass(frozen=True)
 class Robustness(ComputeOptions):
-    """Measure a classifier on images unlike those it was trained on."""
+    """Evaluate a classifier on out-of-distribution images."""
 
     checkpoint: Checkpoint
-    """A run folder, a file of weights, or the name of a pretrained timm model."""
+    """A run folder, a weights file, or the name of a pretrained timm model."""
     model: str | None = None
-    """The architecture, if the file does not say."""
+    """timm name of the architecture, if the checkpoint does not contain it."""
     sketch: Path | None = None
     """ImageNet-Sketch: its 1000 folders, or a parquet snapshot."""
     imagenet_a: Path | None = None
     """ImageNet-A: its 200 folders, or a parquet snapshot."""
     corrupt: tuple[str, ...] = ()
-    """Corruptions of the validation images, by ImageNet-C's names; 'all' = every one."""
+    """Corruptions of the validation images, by ImageNet-C's names; all = every corruption."""
     severities: tuple[int, ...] = SEVERITIES
-    """How strong, from 1 to 5."""
+    """Severities of the corruptions, from 1 to 5."""
     data: DataChoice = field(default_factory=DataChoice)
     limit: int = 0
-    """Most images to use of each kind, taken evenly; 0 = all."""
+    """Largest number of images of each dataset, evenly spaced; 0 = all."""
     batch_size: int = setting(64, aliases=("batch",))
-    """Images at once."""
+    """Images per batch."""
     out: Path | None = None
-    """CSV file for the numbers, written after each of them."""
+    """CSV file for the results, updated after each measurement."""
 
     def check(self) -> None:
         super().check()
@@ -73,7 +73,7 @@ class Robustness(ComputeOptions):
         check_at_least("limit", self.limit, 0)
         check_output_file("--out", self.out)
         if self.sketch is None and self.imagenet_a is None and not self.corrupt:
-            raise ValueError("nothing to measure; give --sketch, --imagenet-a or --corrupt (all, or names)")
+            raise ValueError("nothing to evaluate; give --sketch, --imagenet-a or --corrupt (all, or names)")
         for option, path in (("--sketch", self.sketch), ("--imagenet-a", self.imagenet_a)):
             if path is not None and not path.is_dir():
                 raise ValueError(f"no folder {path}; {option} takes the folder of the dataset")
@@ -81,7 +81,7 @@ class Robustness(ComputeOptions):
             if name != "all":
                 check_corruption(name)
         if not self.severities:
-            raise ValueError("at least one of --severities is needed, 1 to 5")
+            raise ValueError("--severities is empty; give at least one from 1 to 5")
         for severity in self.severities:
             check_severity(severity)
 
@@ -96,19 +96,19 @@ class Robustness(ComputeOptions):
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. Severity 0 is the image as it is."""
+    """One measurement. Severity 0 is the clean image."""
 
     data: str
     severity: int
     top1: float
     top5: float
     count: int
-    classes: int  # that have images
+    classes: int  # classes that have images
     broken: int
 
 
 class Selection:
-    """Some images of a source, under other labels."""
+    """A subset of a source with other labels."""
 
     def __init__(self, source: Source, rows: Sequence[int], classes: tuple[str, ...], labels: np.ndarray) -> None:
         self.source, self.rows, self.classes, self.labels = source, rows, classes, labels
@@ -141,7 +141,7 @@ def run(options: Robustness) -> None:
 def measure(
     options: Robustness, classifier: Classifier, world: World, keep: Callable[[Sequence[Row]], object] = ignore
 ) -> list[Row]:
-    """Everything the options ask for, in the order of the table; `keep` is told all rows so far after each of them."""
+    """All requested measurements, in the order of the table; `keep` is called with all rows so far after each one."""
     rows: list[Row] = []
     for row in _measure_each(options, classifier, world):
         rows.append(row)
@@ -161,7 +161,7 @@ def _measure_each(options: Robustness, classifier: Classifier, world: World) -> 
 def _measure_imagenet(
     options: Robustness, classifier: Classifier, world: World, name: str, root: Path, outputs: Sequence[int]
 ) -> Row:
-    """The accuracy on a dataset whose classes are these of ImageNet's 1000."""
+    """The accuracy on a dataset with ImageNet's classes or a subset of them."""
     _check_imagenet_model(classifier, name)
     kind: Literal["folder", "parquet"] = "parquet" if _shards(root) else "folder"
     data = replace(options.data, source=kind, root=root).over(classifier.settings.data)
@@ -173,11 +173,11 @@ def _measure_imagenet(
 
 
 def _relabel(source: Source, name: str, outputs: Sequence[int], limit: int) -> Selection:
-    """The source with labels that are places in `outputs`."""
+    """The source with labels that are indices into `outputs`."""
     output_of = _outputs(source, name, outputs)
-    place = {output: i for i, output in enumerate(outputs)}
+    index = {output: i for i, output in enumerate(outputs)}
     rows = _rows(len(source.labels), limit)
-    labels = np.array([place[output_of[label]] for label in source.labels[rows].tolist()])
+    labels = np.array([index[output_of[label]] for label in source.labels[rows].tolist()])
     return Selection(source, rows, tuple(imagenet_synsets()[i] for i in outputs), labels)
 
 
@@ -187,10 +187,10 @@ def _measure_corruptions(options: Robustness, classifier: Classifier, world: Wor
     align_source(source, classifier.names)
     rows = _rows(len(source.labels), options.limit)
     selection = Selection(source, rows, source.classes, source.labels[rows])
-    prepare, broken = classifier.transform(data), BrokenFiles(data.on_broken)
+    preprocess, broken = classifier.transform(data), BrokenFiles(data.on_broken)
     kinds = [("clean", 0), *((name, severity) for name in options.corruptions for severity in options.levels)]
     for name, severity in kinds:
-        transform = Corrupt(name, severity, 0, prepare) if severity > 0 else prepare
+        transform = Corrupt(name, severity, 0, preprocess) if severity > 0 else preprocess
         how: dict[str, Any] = dict(transform=transform, title=f"{name} {severity}", broken=broken)
         result = evaluate_on(classifier, selection, data, world, options.batch_size, options.precision, **how)
         yield _row(name, severity, result)
@@ -202,13 +202,13 @@ def _row(data: str, severity: int, result: Accuracy) -> Row:
 
 
 def _rows(count: int, limit: int) -> range:
-    """Every k-th of `count`, at most `limit` in all: datasets are sorted by class, and the first would be of a few only."""
+    """Every k-th of `count`, at most `limit`: datasets are sorted by class, so the first images would be of a few classes."""
     return range(0, count, -(-count // limit) if limit else 1)
 
 
 @cache
 def imagenet_synsets() -> tuple[str, ...]:
-    """WordNet's names of ImageNet's 1000 classes, in the order of a model's outputs."""
+    """WordNet ids of ImageNet's 1000 classes, in the order of a model's outputs."""
     from timm.data import ImageNetInfo
 
     return tuple(ImageNetInfo().label_names())
@@ -216,17 +216,17 @@ def imagenet_synsets() -> tuple[str, ...]:
 
 @cache
 def imagenet_a_indices() -> tuple[int, ...]:
-    """The 200 outputs that stand for ImageNet-A's classes. timm ships the list but has no function that reads it."""
+    """The 200 outputs for ImageNet-A's classes. timm ships the list but has no function that reads it."""
     names = (files("timm.data") / "_info" / "imagenet_a_synsets.txt").read_text().split()
     return tuple(imagenet_synsets().index(name) for name in names)
 
 
 def imagenet_indices(classes: Sequence[str]) -> list[int | None]:
-    """ImageNet's index of each class, by its name and never by its place; none where the name says nothing.
+    """ImageNet's class index for each class, by its name and not by its position; None for an unknown name.
 
-    A name is a WordNet number as in the official folders (n01440764), ImageNet's description as in snapshots of Hugging Face
-    (tench, Tinca tinca), or the index itself. Two classes are described as "crane", the second of them is crane2 in snapshots;
-    of a lone crane the place has to tell.
+    A name is a WordNet id as in the official folders (n01440764), ImageNet's description as in snapshots of Hugging Face
+    (tench, Tinca tinca), or the class index itself. Two classes are described as "crane"; the second is crane2 in snapshots. If
+    there is a single crane, its position decides.
     """
     from timm.data import ImageNetInfo
 
@@ -235,12 +235,12 @@ def imagenet_indices(classes: Sequence[str]) -> list[int | None]:
     for index, names in enumerate(zip(imagenet_synsets(), descriptions, deduplicate_names(descriptions), strict=True)):
         for name in {*names, str(index)}:
             known.setdefault(name, []).append(index)
-    return [_choose(known.get(name, []), place) for place, name in enumerate(deduplicate_names(classes))]
+    return [_choose(known.get(name, []), position) for position, name in enumerate(deduplicate_names(classes))]
 
 
-def _choose(candidates: Sequence[int], place: int) -> int | None:
-    if place in candidates:
-        return place
+def _choose(candidates: Sequence[int], position: int) -> int | None:
+    if position in candidates:
+        return position
     return candidates[0] if len(candidates) == 1 else None
 
 
@@ -250,11 +250,11 @@ def _outputs(source: Source, name: str, allowed: Sequence[int]) -> dict[int, int
     expected = set(allowed)
     for label in np.unique(source.labels).tolist():
         if not 0 <= label < len(indices):
-            raise ValueError(f"label {label} in {name} has no class; the data has {len(indices)}")
+            raise ValueError(f"label {label} in {name} is not a valid class index; the dataset has {len(indices)} classes")
         index = indices[label]
         if index is None or index not in expected:
             raise ValueError(
-                f"class {source.classes[label]!r} is not one of {name}'s {len(expected)}; its folders are named like "
+                f"class {source.classes[label]!r} is not one of {name}'s {len(expected)}; name its folders like "
                 f"{imagenet_synsets()[allowed[0]]}"
             )
         found[label] = index
@@ -263,7 +263,9 @@ def _outputs(source: Source, name: str, allowed: Sequence[int]) -> dict[int, int
 
 def _check_imagenet_model(classifier: Classifier, name: str) -> None:
     if len(classifier.names) != 1000:
-        raise ValueError(f"{name} needs a model of ImageNet's 1000 classes, this {classifier.name} has {len(classifier.names)}")
+        raise ValueError(
+            f"{name} needs a model with ImageNet's 1000 classes, but {classifier.name} has {len(classifier.names)}"
+        )
     indices = imagenet_indices(classifier.names)
     foreign = all(index is None for index in indices)
     wrong = next((i for i, index in enumerate(indices) if foreign or index not in (None, i)), None)
@@ -276,44 +278,44 @@ def _shards(root: Path) -> list[Path]:
 
 
 def _open_whole(data: DataConfig, root: Path) -> Source:
-    """All images of a dataset that is for testing only, whatever its one split is called (Sketch on Hugging Face: train)."""
+    """All images of a test-only dataset, whatever its split is called (Sketch on Hugging Face: train)."""
     only_train = data.source == "parquet" and all(shard.name.startswith("train") for shard in _shards(root))
     return open_source(replace(data, held_out=1.0), "train" if only_train else "validation")
 
 
 def _print(rows: Sequence[Row], model: str, levels: Sequence[int]) -> None:
     corrupted = [row for row in rows if row.severity > 0]
-    shown = levels if corrupted else ()
+    columns = levels if corrupted else ()
     paper = {row.data: PAPER_TOP1[model, row.data] for row in rows if (model, row.data) in PAPER_TOP1}
     title = f"{model}: top-1 in per cent" + (", by severity" if corrupted else "")
-    table = Table("data", "images", *map(str, shown), "mean" if corrupted else "top-1", title=title)
+    table = Table("data", "images", *map(str, columns), "mean" if corrupted else "top-1", title=title)
     if paper:
-        table.add_column("the paper's")
+        table.add_column("paper")
     for name in dict.fromkeys(row.data for row in rows):
-        mine = [row for row in rows if row.data == name]
-        beside = (f"{paper[name]:.1f}" if name in paper else "-",) if paper else ()
-        table.add_row(name, str(mine[0].count), *_figures(mine, shown), *beside)
+        matching = [row for row in rows if row.data == name]
+        reported = (f"{paper[name]:.1f}" if name in paper else "-",) if paper else ()
+        table.add_row(name, str(matching[0].count), *_figures(matching, columns), *reported)
     if corrupted:
         table.add_section()
-        beside = ("-",) if paper else ()
-        table.add_row("mean over corruptions", str(corrupted[0].count), *_figures(corrupted, shown), *beside)
+        reported = ("-",) if paper else ()
+        table.add_row("mean over corruptions", str(corrupted[0].count), *_figures(corrupted, columns), *reported)
     console = Console()
     console.print(table)
     for row in rows:
         if row.classes < CLASSES.get(row.data, 0):
             console.print(f"{row.data}: only {row.classes} of its {CLASSES[row.data]} classes have images here")
     if broken := max(row.broken for row in rows):
-        console.print(f"up to {counted(broken, 'broken image')} left out")
+        console.print(f"up to {counted(broken, 'broken image')} skipped")
 
 
 def _figures(rows: Sequence[Row], levels: Sequence[int]) -> list[str]:
-    """The mean top-1 at each severity, and over all."""
+    """The mean top-1 at each severity, and over all rows."""
     columns = [[row.top1 for row in rows if row.severity == level] for level in levels]
     return [f"{np.mean(column):.2f}" if column else "-" for column in columns] + [f"{np.mean([r.top1 for r in rows]):.2f}"]
 
 
 def _origin(options: Robustness, classifier: Classifier, world: World) -> dict[str, str]:
-    """What made the numbers, for every row."""
+    """The provenance that is added to every row."""
     size_px = options.data.size_px or classifier.settings.data.size_px
     about = dict(model=classifier.name, checkpoint=options.checkpoint, size_px=str(size_px))
     return about | dict(batch_size=str(options.batch_size), precision=options.precision) | provenance(world.device.type)

@@ -1,7 +1,7 @@
-"""Where should the propagation scales start, and how fast should they learn? A small matched study.
+"""`tailprop scales`: compare initial values and learning rates of the propagation scales.
 
-Each row trains one network from the same seed on the same batches; only the scales' start and learning rate differ, or the
-propagation is taken out altogether.
+Each row trains one network from the same seed on the same batches; only the initial scales and their learning rate differ, or
+the propagation is removed.
 """
 
 from dataclasses import dataclass
@@ -38,26 +38,26 @@ TRIALS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ScaleStudy:
-    """Compare starting values and learning rates of the propagation scales."""
+    """Compare initial values and learning rates of the propagation scales."""
 
     data: Path
     """Folder of a Hugging Face image snapshot with train and validation shards."""
     out: Path = Path("results/scale_init.csv")
-    """CSV to write."""
+    """CSV file for the results."""
     model: str = "tailprop_pico"
     """Backbone."""
     size_px: int = 64
-    """Side of the images."""
+    """Image size."""
     epochs: int = 8
-    """Passes over the training set."""
+    """Epochs."""
     batch_size: int = 64
-    """Images in a step."""
+    """Images per step."""
     lr: float = 1e-3
     """Peak learning rate."""
     seeds: tuple[int, ...] = (0,)
-    """Seeds; each trial runs once for each."""
+    """Seeds; each trial runs once per seed."""
     only: tuple[str, ...] = ()
-    """Run just these trials."""
+    """Names of the trials to run; default: all."""
     workers: int = 2
     """Loader processes."""
 
@@ -111,6 +111,6 @@ def _trial(
 
 
 def _scales(model: nn.Module) -> str:
-    """Mean Gaussian/Cauchy scale of each layer."""
+    """Mean Gaussian/Cauchy scales of each layer."""
     found = [m.scales().mean(1).tolist() for m in model.modules() if isinstance(m, TailPropagation)]
     return " ".join("/".join(f"{k:.3g}" for k in pair) for pair in found)

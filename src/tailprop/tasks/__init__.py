@@ -1,4 +1,4 @@
-"""The tasks: what the backbones are trained for. A new one is a folder with a `SPEC` and a row here."""
+"""The tasks. A new one is a folder with a `SPEC` and an entry in `TASKS`."""
 
 from importlib import import_module
 from pathlib import Path
@@ -15,22 +15,22 @@ TASKS: Final = ("classify", "detect", "segment", "restore")
 
 
 def find_spec(name: Any) -> TaskSpec:
-    """The description of a task by its name."""
+    """The spec of a task by its name."""
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; {did_you_mean(str(name), TASKS)}")
     return import_module(f"{__name__}.{name}").SPEC
 
 
 def load(path: str | Path, **options: Any) -> Any:
-    """A trained model of any task, ready to answer: `load(path).predict(images)`.
+    """Load a trained model of any task: `load(path).predict(images)`.
 
     Args:
         path: A run folder or a file of exported weights; for a classifier also the name of a pretrained timm model.
-        options: What the task's own loader takes, such as `size_px` of a classifier.
+        options: Arguments of the task's loader, such as `size_px` of a classifier.
 
     Returns:
-        An object with `predict(images)`, where images are a path, a PIL image, an array, a tensor or a list of them; `names`,
-        what it tells apart; `settings`, those of its run; and `model`, the network in evaluation mode.
+        A `Predictor` with `predict(images)`, where images are a path, a PIL image, an array, a tensor or a list of them; the
+        class `names`; the `settings` of its run; and `model`, the network in evaluation mode.
     """
     spec = find_spec(find_task_name(path) or DEFAULT_TASK)
     with explain_missing_extras():

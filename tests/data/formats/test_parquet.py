@@ -1,4 +1,4 @@
-"""Snapshots read where they lie: every way of storing them against pyarrow's own reader."""
+"""Snapshots read in place: every encoding against pyarrow's reader."""
 
 import io
 import random
@@ -17,7 +17,7 @@ from tests.helpers.folders import folder_recipe, jpeg, make_snapshot
 
 
 def values(count: int = 300, empty: float = 0.0, seed: int = 0) -> list[bytes | None]:
-    """Byte strings of many lengths, some of them equal, some missing."""
+    """Byte strings of many lengths, some of them equal, some null."""
     rng = random.Random(seed)
     pool = [rng.randbytes(rng.choice((0, 1, 3, 40, 700))) for _ in range(count // 2)]
     return [None if rng.random() < empty else rng.choice(pool) for _ in range(count)]
@@ -44,7 +44,7 @@ def assert_equal(path: Path, name: str) -> None:
     assert can_read(path, name)
     column, expected = BinaryColumn(path, name), read_by_pyarrow(path)
     order = random.Random(1).sample(range(len(expected)), len(expected))
-    for row in (*order, *order[:50]):  # what was indexed once is read again
+    for row in (*order, *order[:50]):  # some rows again, from the index
         got = column[row]
         assert (None if got is None else bytes(got)) == expected[row], row
     assert len(column) == len(expected)
@@ -53,7 +53,7 @@ def assert_equal(path: Path, name: str) -> None:
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
 @pytest.mark.parametrize("dictionary", [True, False])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_values_are_pyarrows(compression: str, dictionary: bool, version: str, tmp_path: Path) -> None:
+def test_values_match_pyarrow(compression: str, dictionary: bool, version: str, tmp_path: Path) -> None:
     how: dict[str, Any] = dict(compression=compression, use_dictionary=dictionary, data_page_version=version)
     how |= dict(data_page_size=4096, row_group_size=120, write_batch_size=10, dictionary_pagesize_limit=8192)
     assert_equal(tmp_path / "a.parquet", write(tmp_path / "a.parquet", values(empty=0.1), **how))
@@ -62,14 +62,14 @@ def test_values_are_pyarrows(compression: str, dictionary: bool, version: str, t
 @pytest.mark.parametrize("struct", [True, False])
 @pytest.mark.parametrize("nullable", [True, False])
 @pytest.mark.parametrize("empty", [0.0, 0.3, 1.0])
-def test_rows_that_may_be_empty(struct: bool, nullable: bool, empty: float, tmp_path: Path) -> None:
+def test_null_rows(struct: bool, nullable: bool, empty: float, tmp_path: Path) -> None:
     rows = values(100, empty if nullable else 0.0)
     for version in ("1.0", "2.0"):
         how: dict[str, Any] = dict(data_page_version=version, use_dictionary=False, compression="snappy")
         assert_equal(tmp_path / "a.parquet", write(tmp_path / "a.parquet", rows, struct, nullable, **how))
 
 
-def test_what_hugging_face_writes_is_not_copied(tmp_path: Path) -> None:
+def test_hugging_face_shards_are_not_copied(tmp_path: Path) -> None:
     """Neither compressed nor encoded: a value is a view of the mapped file itself."""
     name = write(tmp_path / "a.parquet", values(), compression="none", use_dictionary=False)
     value = BinaryColumn(tmp_path / "a.parquet", name)[0]
@@ -77,7 +77,7 @@ def test_what_hugging_face_writes_is_not_copied(tmp_path: Path) -> None:
     assert type(value.obj).__name__ == "mmap"
 
 
-def test_other_encodings_are_told_beforehand_and_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_encodings_are_reported_and_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = make_snapshot(tmp_path / "data", {"train": [3, 1, 2]}, shards=1, classes=4)
     (shard,) = root.iterdir()
     encoding = {"image.bytes": "DELTA_LENGTH_BYTE_ARRAY"}
@@ -92,7 +92,7 @@ def test_other_encodings_are_told_beforehand_and_unpacked(tmp_path: Path, capsys
     assert any((tmp_path / "cache").rglob("*.arrow"))
 
 
-def test_a_snapshot_is_unpacked_if_so_told(tmp_path: Path) -> None:
+def test_unpack_option(tmp_path: Path) -> None:
     root = make_snapshot(tmp_path / "data", {"train": [3, 1, 2]}, shards=1, classes=4)
     (shard,) = root.iterdir()
     table = pq.read_table(shard)
@@ -103,11 +103,11 @@ def test_a_snapshot_is_unpacked_if_so_told(tmp_path: Path) -> None:
     assert any((tmp_path / "cache").rglob("*.arrow"))
     for source in sources:
         assert source.read(2).convert("RGB").getpixel((3, 3)) == pixel(jpeg(2))
-        with pytest.raises(OSError, match="the row holds no image"):
+        with pytest.raises(OSError, match="the row has no image"):
             source.read(0)
 
 
-def test_a_snapshot_leaves_nothing_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_in_place_writes_nothing_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "home"))
     root = make_snapshot(tmp_path / "data", {"train": list(range(40))}, shards=3)
     source = Parquet(root, "train", tmp_path / "cache")
@@ -117,13 +117,13 @@ def test_a_snapshot_leaves_nothing_on_the_disk(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("compression", ["none", "snappy"])
 @pytest.mark.parametrize("dictionary", [True, False])
-def test_damage_within_a_shard_is_an_error_of_the_file(compression: str, dictionary: bool, tmp_path: Path) -> None:
-    """Whatever byte is spoilt, values are read or refused: never another exception, never beyond the file."""
+def test_corrupt_bytes_raise_oserror_only(compression: str, dictionary: bool, tmp_path: Path) -> None:
+    """With any byte corrupt, a value is read or OSError is raised: never another exception, never a read past the file."""
     whole_file, rng = tmp_path / "a.parquet", random.Random(0)
     how: dict[str, Any] = dict(compression=compression, use_dictionary=dictionary, data_page_size=2048, write_batch_size=10)
     name = write(whole_file, values(60), **how)
     whole = whole_file.read_bytes()
-    body = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # the footer stays, or the file is not opened
+    body = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # without the footer the file is not opened
     first = pq.read_metadata(whole_file).row_group(0).column(0)
     header = first.dictionary_page_offset if dictionary else first.data_page_offset
     places = [*(header + k for k in range(24) for _ in range(4)), *(rng.randrange(4, body) for _ in range(60))]
@@ -141,10 +141,10 @@ def test_damage_within_a_shard_is_an_error_of_the_file(compression: str, diction
                 refused.append(error)
     _mapped.cache_clear()
     assert len(refused) > 30
-    assert {error.errno for error in refused} == {None}  # none of the system's own
+    assert {error.errno for error in refused} == {None}  # none of the operating system
 
 
-def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+def test_replaced_file_is_read_again(tmp_path: Path) -> None:
     path, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
     for file, rows in ((path, [b"old"] * 5), (other, [b"new"] * 9)):
         name = write(file, rows, struct=False)
@@ -153,13 +153,13 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
     assert bytes(BinaryColumn(path, name)[4] or b"") == b"new"
 
 
-def test_a_dictionary_may_have_more_entries_than_a_group_has_rows(tmp_path: Path) -> None:
+def test_dictionary_with_more_entries_than_rows(tmp_path: Path) -> None:
     words = pa.DictionaryArray.from_arrays(pa.array([3, 19, 0, 7, 7, 11, 2]), pa.array([bytes([i]) * 30 for i in range(20)]))
     pq.write_table(pa.table({"image": words}), tmp_path / "a.parquet", row_group_size=5)
     assert_equal(tmp_path / "a.parquet", "image")
 
 
-def test_little_is_kept_of_what_was_unpacked(tmp_path: Path) -> None:
+def test_few_decompressed_pages_are_cached(tmp_path: Path) -> None:
     columns = []
     for k in range(6):
         name = write(tmp_path / f"{k}.parquet", values(40, seed=k), compression="snappy")
@@ -169,7 +169,7 @@ def test_little_is_kept_of_what_was_unpacked(tmp_path: Path) -> None:
     assert _unpack.cache_info().currsize <= 2
 
 
-def test_names_that_are_no_text_are_left_out(tmp_path: Path) -> None:
+def test_undecodable_file_names_are_omitted(tmp_path: Path) -> None:
     root = make_snapshot(tmp_path, {"train": [0, 1]}, shards=1, classes=2)
     (shard,) = root.iterdir()
     table = pq.read_table(shard)
@@ -183,8 +183,8 @@ def test_names_that_are_no_text_are_left_out(tmp_path: Path) -> None:
     assert Parquet(root, "train").name(0) == f"{shard.name} row 0"
 
 
-def spoil(shard: Path, group: int, columns: tuple[int, ...]) -> None:
-    """Damage the header of the first page of some columns of a row group."""
+def corrupt(shard: Path, group: int, columns: tuple[int, ...]) -> None:
+    """Corrupt the header of the first page of some columns of a row group."""
     data = bytearray(shard.read_bytes())
     for column in columns:
         data[pq.read_metadata(shard).row_group(group).column(column).data_page_offset] = 255
@@ -192,12 +192,12 @@ def spoil(shard: Path, group: int, columns: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_spoilt_pages_are_broken_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a hundred rows in a piece, with the names they had, and still there is enough to learn from."""
+def test_corrupt_pages_are_broken_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A corrupt page of a hundred rows, reported with file names; training continues with the other rows."""
     root = make_snapshot(tmp_path / "data", {"train": [0, 1] * 150, "validation": [0, 1] * 4}, shards=1, classes=2)
     shard = root / "train-00000-of-00001.parquet"
     pq.write_table(pq.read_table(shard), shard, row_group_size=100, compression="none", use_dictionary=False)
-    spoil(shard, 0, (0, 1))
+    corrupt(shard, 0, (0, 1))
     recipe = folder_recipe(tmp_path, root, source="parquet", workers=workers)
     command = [*recipe, "--optim.batch-size", "50", "--optim.epochs", "1"]
     assert tailprop_cli.main(command) == 2
@@ -205,10 +205,10 @@ def test_spoilt_pages_are_broken_images(workers: int, tmp_path: Path, capsys: py
     assert "train-00000-of-00001.parquet row" in err
     assert "a page header is corrupt" in err
     assert tailprop_cli.main([*command, "--data.on-broken", "skip", "--run.overwrite"]) == 0
-    assert "broken images left out" in capsys.readouterr().out
+    assert "broken images skipped" in capsys.readouterr().out
 
 
-def test_pages_before_the_damage_are_read(tmp_path: Path) -> None:
+def test_pages_before_a_corrupt_page_are_read(tmp_path: Path) -> None:
     path, rows = tmp_path / "a.parquet", [bytes([i]) * 500 for i in range(40)]
     how: dict[str, Any] = dict(compression="none", use_dictionary=False, data_page_size=2000, write_batch_size=4)
     name = write(path, rows, struct=False, **how)
@@ -224,13 +224,13 @@ def test_pages_before_the_damage_are_read(tmp_path: Path) -> None:
         column[39]
 
 
-def test_labels_that_cannot_be_used(tmp_path: Path) -> None:
+def test_invalid_labels(tmp_path: Path) -> None:
     shard = tmp_path / "train-00000-of-00001.parquet"
     pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 2**31 - 1]}), shard)
     with pytest.raises(ValueError, match=r"label 2147483647 of train-00000-of-00001.parquet row 1 is not a valid class index"):
         Parquet(tmp_path, "train")
     pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 1]}), shard, use_dictionary=False)
-    spoil(shard, 0, (1,))
+    corrupt(shard, 0, (1,))
     with pytest.raises(ValueError, match=r"train-00000-of-00001.parquet is corrupt .*; download it again"):
         Parquet(tmp_path, "train")
     pq.write_table(pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}), shard)
@@ -238,7 +238,7 @@ def test_labels_that_cannot_be_used(tmp_path: Path) -> None:
         Parquet(tmp_path, "train")
 
 
-def test_large_compressed_pieces_are_pointed_out_by_one_process(
+def test_large_compressed_pages_are_reported_by_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = [jpeg(1) + random.Random(i).randbytes(600_000) for i in range(10)]
@@ -254,20 +254,20 @@ def test_large_compressed_pieces_are_pointed_out_by_one_process(
         assert bool(said) == bool(err)
 
 
-def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:
+def test_inconsistent_shards(tmp_path: Path) -> None:
     root = make_snapshot(tmp_path / "data", {"train": [0, 1, 0, 1]}, classes=2)
     second = root / "train-00001-of-00002.parquet"
     pq.write_table(pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 1]}), second)
-    with pytest.raises(ValueError, match=r"train-00001-of-00002.parquet stores its images in another way"):
+    with pytest.raises(ValueError, match=r"train-00001-of-00002.parquet stores images in another type"):
         Parquet(root, "train")
     pq.write_table(pa.table({"image": [jpeg(1)], "name": ["cat"]}), second)
-    with pytest.raises(ValueError, match=r"00001-of-00002.parquet needs the columns image and label, it has image, name"):
+    with pytest.raises(ValueError, match=r"00001-of-00002.parquet needs the columns image and label, but has image, name"):
         Parquet(root, "train")
 
 
-def test_labels_in_words_are_refused(tmp_path: Path) -> None:
+def test_text_labels_raise(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [jpeg(1)], "label": ["cat"]}), tmp_path / "train-00000-of-00001.parquet")
-    with pytest.raises(ValueError, match="labels are whole numbers from 0 on, column label holds string; number the classes"):
+    with pytest.raises(ValueError, match="labels must be integers from 0 on, but column label has type string; convert it"):
         Parquet(tmp_path, "train")
 
 

@@ -1,4 +1,4 @@
-"""Generated scenes, and what they look like through the readers of the real formats."""
+"""Generated scenes, and reading them in the formats of real datasets."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ from tailprop.tasks.classify.sources import Parquet
 SMALL = SceneConfig(size_px=64, crowd=0.5, seed=3)
 
 
-def test_a_scene_is_a_function_of_seed_and_index() -> None:
+def test_scene_is_a_function_of_seed_and_index() -> None:
     first, again = make_scene(SMALL, 5), make_scene(SMALL, 5)
     assert np.array_equal(first.image, again.image)
     assert np.array_equal(first.labels(), again.labels())
@@ -28,24 +28,24 @@ def test_a_scene_is_a_function_of_seed_and_index() -> None:
     assert not np.array_equal(first.image, make_scene(SceneConfig(size_px=64, seed=4), 5).image)
 
 
-def test_masks_are_what_is_visible() -> None:
+def test_masks_are_the_visible_pixels() -> None:
     scenes = [make_scene(SMALL, index) for index in range(40)]
     hidden, small, crowds = 0, 0, 0
     for scene in scenes:
-        assert sum(i.mask.astype(int) for i in scene.instances).max() <= 1  # no pixel shows two shapes
+        assert sum(i.mask.astype(int) for i in scene.instances).max() <= 1  # no pixel belongs to two shapes
         for instance in scene.instances:
             crowds += instance.is_crowd
             if not instance.is_crowd:
                 assert LEAST_VISIBLE * instance.area <= instance.mask.sum() <= instance.area
                 hidden += instance.mask.sum() < instance.area
                 small += instance.mask.sum() < 10 * 10
-    assert hidden > 5  # overlaps there are, small ones and crowds too
+    assert hidden > 5  # there are occlusions, small shapes and crowds
     assert small > 5
     assert 10 < crowds < 30
 
 
 @pytest.mark.parametrize(("name", "corners", "inner"), [("triangle", 3, None), ("star", 5, 0.45)])
-def test_corners_are_where_they_should_be(name: str, corners: int, inner: float | None) -> None:
+def test_corners_of_polygons(name: str, corners: int, inner: float | None) -> None:
     radii = [1.0] * corners if inner is None else [1.0, inner] * corners
     angles = [2 * math.pi * k / len(radii) for k in range(len(radii))]
     polygon = Polygon([(r * math.sin(a), -r * math.cos(a)) for r, a in zip(radii, angles, strict=True)], closed=False)
@@ -54,11 +54,11 @@ def test_corners_are_where_they_should_be(name: str, corners: int, inner: float 
     assert np.array_equal(SHAPES[name](u, v), expected)
 
 
-def test_coco_holds_the_exact_masks(tmp_path: Path) -> None:
+def test_coco_has_exact_masks(tmp_path: Path) -> None:
     write_coco(tmp_path, SMALL, train=3, val=2)
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO(str(tmp_path / "annotations" / "instances_val2017.json"))
-    for number, index in enumerate((3, 4)):  # validation goes on where training ends
+    for number, index in enumerate((3, 4)):  # validation continues where training ends
         scene, image = make_scene(SMALL, index), coco.loadImgs(coco.getImgIds())[number]
         annotations = coco.loadAnns(coco.getAnnIds(image["id"]))
         assert len(annotations) == len(scene.instances)
@@ -74,7 +74,7 @@ def test_coco_holds_the_exact_masks(tmp_path: Path) -> None:
         assert np.abs(pil_image - scene.image).mean() < 16  # JPEG, which blurs colours
 
 
-def test_ade20k_holds_the_exact_labels(tmp_path: Path) -> None:
+def test_ade20k_has_exact_labels(tmp_path: Path) -> None:
     write_ade20k(tmp_path, SMALL, train=2, val=1)
     labels = np.asarray(Image.open(tmp_path / "annotations" / "validation" / "ADE_val_00000001.png"))
     assert np.array_equal(labels, make_scene(SMALL, 2).labels())
@@ -84,7 +84,7 @@ def test_ade20k_holds_the_exact_labels(tmp_path: Path) -> None:
     assert [row.split("\t")[-1] for row in rows[1:]] == ["ground", *SHAPES]
 
 
-def test_parquet_goes_through_the_classifiers_reader(tmp_path: Path) -> None:
+def test_parquet_is_read_by_the_classifier(tmp_path: Path) -> None:
     write_parquet(tmp_path / "scenes", SMALL, train=3, val=2)
     source = Parquet(tmp_path / "scenes", "validation", tmp_path / "cache")
     assert source.classes == tuple(SHAPES)
@@ -99,33 +99,33 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert tailprop_cli.main(args) == 0
     assert len(list((out / "train2017").iterdir())) == 2
     image = next((out / "train2017").iterdir())
-    image.unlink()  # as if it had been interrupted
+    image.unlink()  # as after an interruption
     assert tailprop_cli.main(args) == 0
     assert image.is_file()
     assert tailprop_cli.main([*args[:2], "--count", "3"]) == 2
-    assert "made with other settings" in capsys.readouterr().err
+    assert "generated with other settings" in capsys.readouterr().err
     assert tailprop_cli.main(["scenes", str(tmp_path)]) == 2
-    assert "holds no generated scenes; name a new folder" in capsys.readouterr().err
+    assert "does not hold generated scenes; give a new folder" in capsys.readouterr().err
     assert tailprop_cli.main(["scenes", str(tmp_path / "new"), "--objects", "3", "2"]) == 2
-    assert "the fewest and the most" in capsys.readouterr().err
+    assert "the minimum and maximum number of shapes" in capsys.readouterr().err
 
 
-def test_scenes_are_made_once(tmp_path: Path) -> None:
+def test_scenes_are_generated_once(tmp_path: Path) -> None:
     ensure_coco(tmp_path / "s", SMALL, 2, 1)
     made = (tmp_path / "s" / "annotations" / "instances_train2017.json").stat().st_mtime_ns
     ensure_coco(tmp_path / "s", SMALL, 2, 1)
     assert (tmp_path / "s" / "annotations" / "instances_train2017.json").stat().st_mtime_ns == made
-    with pytest.raises(ValueError, match="made with other settings"):
+    with pytest.raises(ValueError, match="generated with other settings"):
         ensure_coco(tmp_path / "s", SMALL, 3, 1)
 
 
-def test_scenes_are_never_written_over_something_else(tmp_path: Path) -> None:
+def test_scenes_never_overwrite_other_files(tmp_path: Path) -> None:
     theirs = tmp_path / "annotations" / "instances_train2017.json"
     theirs.parent.mkdir()
     theirs.write_text("years of work")
-    with pytest.raises(ValueError, match=r"holds no generated scenes; .* another --data.source"):
+    with pytest.raises(ValueError, match=r"does not hold generated scenes; .* another --data.source"):
         ensure_coco(tmp_path, SMALL, 2, 1)
-    with pytest.raises(ValueError, match="holds no generated scenes"):
+    with pytest.raises(ValueError, match="does not hold generated scenes"):
         write_scenes(tmp_path, "coco", SMALL, 2, 1)
     assert theirs.read_text() == "years of work"
     (tmp_path / "scenes.json").write_text("[1]")
@@ -133,7 +133,7 @@ def test_scenes_are_never_written_over_something_else(tmp_path: Path) -> None:
         ensure_coco(tmp_path, SMALL, 2, 1)
 
 
-def test_scenes_that_were_interrupted_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_generation_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(config: SceneConfig, index: int) -> Scene:
         if index == 2:
             raise KeyboardInterrupt
@@ -143,17 +143,17 @@ def test_scenes_that_were_interrupted_go_on(tmp_path: Path, monkeypatch: pytest.
         patch.setattr(scenes, "make_scene", stop)
         with pytest.raises(KeyboardInterrupt):
             ensure_coco(tmp_path / "s", SMALL, 2, 1)
-    with pytest.raises(ValueError, match="made with other settings"):
+    with pytest.raises(ValueError, match="generated with other settings"):
         ensure_coco(tmp_path / "s", SMALL, 3, 1)
     ensure_coco(tmp_path / "s", SMALL, 2, 1)
     assert (tmp_path / "s" / "annotations" / "instances_val2017.json").is_file()
 
 
-def test_scenes_of_the_command_are_taken_for_training(tmp_path: Path) -> None:
+def test_training_uses_the_scenes_of_the_command(tmp_path: Path) -> None:
     args = ["scenes", str(tmp_path / "s"), "--count", "2", "--val", "1", "--size-px", "48"]
     assert tailprop_cli.main(args) == 0
     made = (tmp_path / "s" / "annotations" / "instances_train2017.json").stat().st_mtime_ns
     ensure_coco(tmp_path / "s", SceneConfig(size_px=48), 2, 1)
     assert (tmp_path / "s" / "annotations" / "instances_train2017.json").stat().st_mtime_ns == made
-    with pytest.raises(ValueError, match="made with other settings"):
+    with pytest.raises(ValueError, match="generated with other settings"):
         ensure_ade20k(tmp_path / "s", SceneConfig(size_px=48), 2, 1)

@@ -1,4 +1,4 @@
-"""What people try first with a folder of their own images."""
+"""Common first steps with a folder of own images."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from tests.helpers.folders import folder_recipe, jpeg, make_folder
 from tests.helpers.runs import assert_refused, write_recipe
 
 
-def test_the_resize_follows_the_size() -> None:
+def test_resize_px_follows_size_px() -> None:
     config = build(ClassifyConfig, read_recipe(find_recipe("imagenet1k_tiny")))
     assert config.data.eval_resize_px == 256
     assert config.data.at_size(64).eval_resize_px == 73
@@ -31,8 +31,8 @@ def test_the_resize_follows_the_size() -> None:
     assert DataChoice(size_px=64, resize_px=64, root=Path()).over(config.data).eval_resize_px == 64
 
 
-def test_a_smaller_size_on_the_command_line_is_no_central_quarter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A class that shows at the edge of its images: with the recipe's 256 px before a crop of 64 nobody could see it."""
+def test_smaller_size_px_keeps_crop_pct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The classes differ at the edge of the images, which a center crop of 64 px from 256 px would remove."""
     root = tmp_path / "images"
     for split in ("train", "val"):
         for label, name in enumerate(("bright edge", "dark edge")):
@@ -47,17 +47,17 @@ def test_a_smaller_size_on_the_command_line_is_no_central_quarter(tmp_path: Path
     assert tailprop_cli.main(command) == 0
     printed = capsys.readouterr()
     assert "2 classes (bright edge, dark edge)" in printed.out
-    assert "evaluation sees" not in printed.err
+    assert "evaluation crops" not in printed.err
     seen = load_classifier(tmp_path / "run").transform()(Image.open(root / "val" / "bright edge" / "0.png").convert("RGB"))
-    assert seen[:, :4].mean() > seen[:, 30:].mean() + 1  # the edge is in it
+    assert seen[:, :4].mean() > seen[:, 30:].mean() + 1  # the edge is visible
     assert tailprop_cli.main([*command, "--run.overwrite", "--data.resize-px", "256"]) == 0
-    assert "evaluation sees the central 64 of 256 px" in capsys.readouterr().err
+    assert "evaluation crops the central 64 of 256 px" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("train", "val"), [("Train", "Val"), ("TRAINING", "Validation"), ("train", "VALID"), ("Training", "Test")]
 )
-def test_split_folders_are_known_in_any_case(train: str, val: str, tmp_path: Path) -> None:
+def test_split_folder_names_are_case_insensitive(train: str, val: str, tmp_path: Path) -> None:
     make_folder(tmp_path, count=2, splits=(train, val))
     for split, name in (("train", train), ("validation", val)):
         source = Folder(tmp_path, split)
@@ -65,11 +65,11 @@ def test_split_folders_are_known_in_any_case(train: str, val: str, tmp_path: Pat
         assert all(path.is_relative_to(tmp_path / name) for path in source.paths)
 
 
-def test_arguments_of_the_model_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_args_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1})
     command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
     assert tailprop_cli.main([*command, "--model.args", "mixer=cauchy", "mixer_args.scale_init=0.3"]) == 0
-    kept = read_config(tmp_path / "run")["model"]["args"]  # beside those of the recipe
+    kept = read_config(tmp_path / "run")["model"]["args"]  # in addition to those of the recipe
     assert kept == {"depths": [1, 1], "dims": [8, 16], "mixer": "cauchy", "mixer_args": {"scale_init": 0.3}}
     mixer = load_classifier(tmp_path / "run").model.stages[0].layers[0].block.mixer
     assert mixer.orders == (1.0,)
@@ -80,14 +80,14 @@ def test_arguments_of_the_model_on_the_command_line(tmp_path: Path, capsys: pyte
     assert_refused([*command, "--model.mixer", "cauchy"], "did you mean --model.args?", capsys)
 
 
-def test_fine_tuning_starts_with_what_a_laptop_can_train() -> None:
+def test_finetune_recipe_defaults_to_a_small_model() -> None:
     config = build(ClassifyConfig, read_recipe(find_recipe("finetune_folder")))
     assert config.model.name in ("tailprop_pico", "tailprop_nano")
     assert config.data.size_px <= 160
     assert config.data.workers <= 2
 
 
-def test_training_longer_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_for_more_epochs_gives_the_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, run = write_recipe(tmp_path / "small.yaml", optim={"epochs": 1}), tmp_path / "run"
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(run)]) == 0
     longer = ["train", str(run), "--run.resume", "--optim.epochs", "3"]
@@ -97,7 +97,7 @@ def test_training_longer_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "warm start: " in capsys.readouterr().out
 
 
-def test_a_checkpoint_of_timms_training_script_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_of_timm_train_script_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = timm.create_model("tailprop_pico", num_classes=2, depths=(1, 1, 1, 1), dims=(8, 8, 8, 8))
     payload = dict(epoch=3, arch="tailprop_pico", state_dict=model.state_dict(), args=Namespace(lr=0.1, model="tailprop_pico"))
     torch.save(payload, tmp_path / "last.pth.tar")
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_timms_training_script_is_read(tmp_path: Path, capsys: p
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose classes have names beyond ASCII."""
+    """A run with non-ASCII class names."""
     home = tmp_path_factory.mktemp("home")
     root = make_folder(home / "images", count=4)
     for split in ("train", "val"):
@@ -125,12 +125,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".html", ".xlsx"])
-def test_an_answer_that_cannot_be_written_so_is_refused(run: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_output_suffix_raises(run: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
     image = str(run.parent / "images" / "val" / "blue" / "0.jpg")
     assert_refused(["predict", str(run), image, "--out", f"p{suffix}"], "--out writes .csv, .json or .txt", capsys)
 
 
-def test_json_keeps_letters_of_every_script(run: Path, tmp_path: Path) -> None:
+def test_json_keeps_non_ascii_names(run: Path, tmp_path: Path) -> None:
     image = str(run.parent / "images" / "val" / "blue" / "0.jpg")
     assert tailprop_cli.main(["predict", str(run), image, "--out", str(tmp_path / "p.json")]) == 0
     assert "красный" in (tmp_path / "p.json").read_text(encoding="utf-8")
@@ -138,7 +138,7 @@ def test_json_keeps_letters_of_every_script(run: Path, tmp_path: Path) -> None:
     assert "красный" in (tmp_path / "e.json").read_text(encoding="utf-8")
 
 
-def test_eval_tells_precision_and_recall_of_each_class(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_reports_precision_and_recall_per_class(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tailprop_cli.main(["eval", str(run), "--out", str(tmp_path / "e.json")]) == 0
     assert "precision, %" in capsys.readouterr().out
     measured = json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ def test_eval_tells_precision_and_recall_of_each_class(run: Path, tmp_path: Path
     assert 100 * right / measured["count"] == pytest.approx(measured["top1"])
 
 
-def test_contact_sheets_of_predictions_and_of_mistakes(run: Path, tmp_path: Path) -> None:
+def test_contact_sheets_of_predictions_and_mistakes(run: Path, tmp_path: Path) -> None:
     images = str(run.parent / "images" / "val")
     assert tailprop_cli.main(["predict", str(run), images, "--sheet", str(tmp_path / "sheet.jpg")]) == 0
     with Image.open(tmp_path / "sheet.jpg") as sheet:
@@ -158,7 +158,7 @@ def test_contact_sheets_of_predictions_and_of_mistakes(run: Path, tmp_path: Path
     shutil.move(val / "blue", val / "other")
     shutil.move(val / "красный", val / "blue")
     shutil.move(val / "other", val / "красный")
-    for root in (run.parent / "images", tmp_path / "swapped"):  # what is right in one is wrong in the other
+    for root in (run.parent / "images", tmp_path / "swapped"):  # correct predictions in one are wrong in the other
         command = ["eval", str(run), "--data.root", str(root), "--images", str(tmp_path / root.name)]
         assert tailprop_cli.main(command) == 0
     assert [(tmp_path / name / "mistakes.jpg").exists() for name in ("images", "swapped")].count(True) >= 1

@@ -1,4 +1,4 @@
-"""`tailprop predict`: the same answer in every form, and what is asked of it."""
+"""`tailprop predict` for a classifier: the same predictions in every format, and its options."""
 
 import csv
 import io
@@ -19,7 +19,17 @@ from tailprop.engine.checkpoint import save_weights
 from tailprop.tasks.classify import predict
 from tailprop.tasks.classify.load import ClassScore
 from tailprop.tasks.classify.predict import ClassifyPredict, Prediction
-from tests.helpers.predicting import CLASSES, answer, chances, expected, make_run, make_weights, noise, options, save
+from tests.helpers.predicting import (
+    CLASSES,
+    expected,
+    make_run,
+    make_weights,
+    noise,
+    options,
+    predict_json,
+    probabilities,
+    save,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,35 +37,36 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_run(tmp_path_factory.mktemp("run"))
 
 
-# ---- the answer
+# ---- predictions
 
 
 @pytest.mark.parametrize("batch", [1, 3, 32])
-def test_probabilities_are_the_models(checkpoint: str, tmp_path: Path, batch: int) -> None:
+def test_probabilities_match_the_model(checkpoint: str, tmp_path: Path, batch: int) -> None:
     images = [noise(seed, height=30 + 7 * seed, width=90 - 11 * seed) for seed in range(5)]
     paths = [save(image, tmp_path / f"{i}.png") for i, image in enumerate(images)]
-    rows = answer(checkpoint, *paths, top=99, batch_size=batch)
+    rows = predict_json(checkpoint, *paths, top=99, batch_size=batch)
     assert [row["image"] for row in rows] == list(map(str, paths))
     wanted = expected(checkpoint, *images)
-    assert (wanted[0] - wanted[1]).abs().max() > 0.01  # or the comparison would prove nothing
-    torch.testing.assert_close(torch.tensor([chances(row) for row in rows]), wanted, atol=1e-6, rtol=1e-5)
+    assert (wanted[0] - wanted[1]).abs().max() > 0.01  # otherwise the comparison would be trivial
+    torch.testing.assert_close(torch.tensor([probabilities(row) for row in rows]), wanted, atol=1e-6, rtol=1e-5)
     for row in rows:
-        probabilities = [score["probability"] for score in row["predictions"]]
-        assert probabilities == sorted(probabilities, reverse=True)
-        assert sum(probabilities) == pytest.approx(1)
+        values = [score["probability"] for score in row["predictions"]]
+        assert values == sorted(values, reverse=True)
+        assert sum(values) == pytest.approx(1)
         assert [score["name"] for score in row["predictions"]] == [CLASSES[score["index"]] for score in row["predictions"]]
 
 
-def test_weights_without_their_run(checkpoint: str, tmp_path: Path) -> None:
+def test_weights_without_run_folder(checkpoint: str, tmp_path: Path) -> None:
     make_weights(tmp_path / "model.safetensors")
     path = save(noise(), tmp_path / "a.png")
-    assert answer(str(tmp_path / "model.safetensors"), path) == answer(checkpoint, path)
+    assert predict_json(str(tmp_path / "model.safetensors"), path) == predict_json(checkpoint, path)
 
 
 def test_precision_and_size_reach_the_model(checkpoint: str, tmp_path: Path) -> None:
     path = save(noise(), tmp_path / "a.png")
     full, half, large = (
-        chances(answer(checkpoint, path, top=7, **settings)[0]) for settings in ({}, {"precision": "bf16"}, {"size_px": 64})
+        probabilities(predict_json(checkpoint, path, top=7, **settings)[0])
+        for settings in ({}, {"precision": "bf16"}, {"size_px": 64})
     )
     assert full == pytest.approx(half, abs=0.1)
     assert full != half
@@ -64,12 +75,12 @@ def test_precision_and_size_reach_the_model(checkpoint: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("top", "given"), [(1, 1), (3, 3), (99, 7)])
 def test_top_is_clipped_to_the_classes(checkpoint: str, tmp_path: Path, top: int, given: int) -> None:
-    assert len(answer(checkpoint, save(noise(), tmp_path / "a.png"), top=top)[0]["predictions"]) == given
+    assert len(predict_json(checkpoint, save(noise(), tmp_path / "a.png"), top=top)[0]["predictions"]) == given
 
 
 def test_table_csv_and_json_agree(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [save(noise(i), tmp_path / f"{i} [bold],.png") for i in range(2)]
-    rows = answer(checkpoint, *paths, top=7)
+    rows = predict_json(checkpoint, *paths, top=7)
     flat = [(r["image"], rank, g) for r in rows for rank, g in enumerate(r["predictions"], start=1)]
     predict.run(options(checkpoint, *paths, top=7, format="csv"))
     read = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -86,7 +97,7 @@ def test_table_csv_and_json_agree(checkpoint: str, tmp_path: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out) == rows
 
 
-def test_best_is_bold_and_a_narrow_terminal_loses_nothing() -> None:
+def test_best_class_is_bold_and_narrow_terminals_truncate_nothing() -> None:
     prediction = Prediction("folder/" + "x" * 60 + ".png", (ClassScore(0, "tench", 0.75), ClassScore(1, "y" * 40, 0.25)))
     console = Console(width=40, force_terminal=True, color_system="standard", legacy_windows=False)
     text = predict._render([prediction], "table", console)
@@ -106,23 +117,23 @@ def test_best_is_bold_and_a_narrow_terminal_loses_nothing() -> None:
         ("a", "csv", "image,"),
     ],
 )
-def test_form_follows_the_suffix_unless_given(checkpoint: str, tmp_path: Path, name: str, chosen: Any, start: str) -> None:
+def test_format_follows_the_suffix_unless_given(checkpoint: str, tmp_path: Path, name: str, chosen: Any, start: str) -> None:
     out = tmp_path / "new" / "folder" / name
     predict.run(options(checkpoint, save(noise(), tmp_path / "a.png"), out=out, format=chosen))
     assert out.read_text().startswith(start)
-    assert list(out.parent.iterdir()) == [out]  # nothing half written stays
+    assert list(out.parent.iterdir()) == [out]  # no temporary file is left
 
 
-def test_standard_output_holds_the_answer_alone(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdout_has_predictions_only(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [save(noise(i), tmp_path / f"{i}.png") for i in range(3)]
     predict.run(options(checkpoint, *paths, batch_size=1, format="json"))
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)) == 3
-    assert captured.err == ""  # no bar where nobody watches
+    assert captured.err == ""  # no progress bar without a terminal
 
 
 @pytest.mark.parametrize(("batch", "shown"), [(1, True), (3, False)])
-def test_a_terminal_gets_a_bar_for_more_than_one_batch(
+def test_progress_bar_on_a_terminal(
     checkpoint: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -130,7 +141,7 @@ def test_a_terminal_gets_a_bar_for_more_than_one_batch(
     batch: int,
     shown: bool,
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich assume a terminal
     paths = [save(noise(i), tmp_path / f"{i}.png") for i in range(3)]
     predict.run(options(checkpoint, *paths, batch_size=batch, format="json"))
     captured = capsys.readouterr()
@@ -138,7 +149,7 @@ def test_a_terminal_gets_a_bar_for_more_than_one_batch(
     assert len(json.loads(captured.out)) == 3
 
 
-def test_command_line_takes_many_images() -> None:
+def test_command_line_accepts_many_images() -> None:
     parsed = tyro.cli(ClassifyPredict, args=["run", "a.png", "photos/*.jpg", "--top", "2", "--on-broken", "stop"])
     assert parsed == ClassifyPredict("run", ("a.png", "photos/*.jpg"), top=2, on_broken="stop")
 
@@ -155,7 +166,7 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert listed == ["z.png", "f/a.png", "f/b.JPG", "f/sub/c.tiff", "odd[1].png"]
     assert list_images(["**/*.tiff", "f/?.png"]) == [Path("f/sub/c.tiff"), Path("f/a.png")]
     assert list_images([f"{tmp_path}/*.png"]) == [tmp_path / "odd[1].png", tmp_path / "z.png"]
-    assert list_images(["f/notes.txt"]) == [Path("f/notes.txt")]  # named outright
+    assert list_images(["f/notes.txt"]) == [Path("f/notes.txt")]  # a file given explicitly
     monkeypatch.setenv("HOME", str(tmp_path))
     assert list_images(["~/z*"]) == [tmp_path / "z.png"]
 
@@ -165,13 +176,13 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         ([], "no images given"),
         (["nowhere.png"], "no image or folder at nowhere.png"),
-        (["empty"], "no images in the folder empty; looked for"),
+        (["empty"], "no images in the folder empty; supported suffixes are"),
         (["nothing/*.jpg"], "no image matches 'nothing/*.jpg'"),
         (["words/*"], "no image matches 'words/*'"),
         (["empty/**"], "no image matches 'empty/**'"),
     ],
 )
-def test_what_is_not_there_is_named(
+def test_missing_inputs_are_named(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -189,17 +200,17 @@ def test_what_is_not_there_is_named(
         ({"top": 0}, "top must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"size_px": 16}, "size_px must be at least 32"),
-        ({"out": Path("a.png")}, "--out a.png is named like an image"),
+        ({"out": Path("a.png")}, "--out a.png has an image suffix"),
         ({"out": Path()}, "--out . is a folder"),
     ],
 )
-def test_settings_that_cannot_work(checkpoint: str, settings: dict[str, Any], message: str) -> None:
+def test_invalid_options(checkpoint: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         predict.run(options(checkpoint, "a.png", **settings))
 
 
-def test_weights_with_notes_of_somebody_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is no run's settings is no settings: the architecture is known all the same."""
+def test_weights_with_foreign_metadata(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Metadata that is not a run's settings is ignored; the architecture is given."""
     save(noise(), tmp_path / "a.png")
     model = timm.create_model("tailprop_pico", num_classes=len(CLASSES))
     for text in ("[]", "{}", "not json", '{"model": {"name": "tailprop_pico"}, "data": 3}'):
@@ -210,4 +221,7 @@ def test_weights_with_notes_of_somebody_else(tmp_path: Path, capsys: pytest.Capt
         assert any(name in out for name in CLASSES)
     save_weights(tmp_path / "w.safetensors", model, {})
     assert tailprop_cli.main(["eval", str(tmp_path / "w.safetensors"), "--model", "nonsense", "--data.source", "digits"]) == 2
-    assert capsys.readouterr().err == "tailprop: timm has no model 'nonsense'; `tailprop models` lists ours\n"
+    assert (
+        capsys.readouterr().err
+        == "tailprop: timm has no model 'nonsense'; `tailprop models` lists the models of this package\n"
+    )

@@ -1,4 +1,4 @@
-"""`tailprop predict` on images of every kind, broken ones too."""
+"""`tailprop predict` on images of every kind, including broken ones."""
 
 import os
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tailprop.data.broken import Broken
 from tailprop.data.images import read_image
 from tailprop.tasks.classify import predict
 from tailprop.tasks.classify.load import load_classifier
-from tests.helpers.predicting import answer, assert_seen_as, chances, expected, make_run, noise, options, save
+from tests.helpers.predicting import assert_seen_as, expected, make_run, noise, options, predict_json, probabilities, save
 from tests.helpers.runs import assert_refused
 
 
@@ -27,10 +27,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".tiff"])
-def test_rotated_by_the_camera(checkpoint: str, tmp_path: Path, suffix: str) -> None:
+def test_exif_orientation(checkpoint: str, tmp_path: Path, suffix: str) -> None:
     upright = noise(height=60, width=40)
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    exif[0x0112] = 6  # rotate by 90 degrees clockwise
     lying = upright.transpose(Image.Transpose.ROTATE_90)
     by_suffix: dict[str, dict[str, Any]] = {".jpg": dict(quality=100, subsampling=0), ".webp": dict(lossless=True)}
     lossless = by_suffix.get(suffix, {})
@@ -38,10 +38,10 @@ def test_rotated_by_the_camera(checkpoint: str, tmp_path: Path, suffix: str) -> 
     path = save(lying, tmp_path / f"a{suffix}", **lossless, **as_tag)
     assert_seen_as(checkpoint, path, upright, atol=0.01 if suffix == ".jpg" else 1e-6)
     difference = expected(checkpoint, upright)[0] - expected(checkpoint, lying)[0]
-    assert difference.abs().max() > 0.02  # lying it would be seen differently
+    assert difference.abs().max() > 0.02  # without the rotation predictions would differ
 
 
-def test_damaged_notes_of_the_camera_cost_no_image(checkpoint: str, tmp_path: Path) -> None:
+def test_corrupt_exif_is_ignored(checkpoint: str, tmp_path: Path) -> None:
     path = save(noise(), tmp_path / "a.webp", lossless=True, exif=b"Exif\0\0MM\0q\0\0\0\x08")
     assert_seen_as(checkpoint, path, noise())
 
@@ -66,8 +66,8 @@ def test_palette_with_transparency(checkpoint: str, tmp_path: Path) -> None:
     colours = noise().quantize(16)
     path = save(colours, tmp_path / "a.png", transparency=bytes([0, 128, 255] + [255] * 13))
     with Image.open(path) as file:
-        assert isinstance(file.info["transparency"], bytes)  # the kind Pillow warns of
-    assert isinstance(read_image(path, "RGB"), Image.Image)  # a warning, an error here, would make it Broken
+        assert isinstance(file.info["transparency"], bytes)  # the kind that Pillow warns about
+    assert isinstance(read_image(path, "RGB"), Image.Image)  # a warning, which is an error in tests, would make it Broken
     assert_seen_as(checkpoint, path, colours.convert("RGB"))
     gif = save(colours, tmp_path / "a.gif", transparency=3)
     assert_seen_as(checkpoint, gif, colours.convert("RGB"))
@@ -91,19 +91,19 @@ def test_odd_sizes(checkpoint: str, tmp_path: Path, size: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize(("in_chans", "mode"), [(1, "L"), (4, "RGBA")])
-def test_models_of_other_channels(tmp_path: Path, in_chans: int, mode: str) -> None:
+def test_models_with_other_in_chans(tmp_path: Path, in_chans: int, mode: str) -> None:
     checkpoint = make_run(tmp_path, in_chans)
     assert_seen_as(checkpoint, save(noise(channels=4), tmp_path / "a.png"), noise(channels=4).convert(mode))
     assert_seen_as(checkpoint, save(Image.fromarray(gray16()), tmp_path / "b.png"), noise(channels=1).convert(mode))
 
 
-def test_models_no_image_fits(tmp_path: Path) -> None:
+def test_unsupported_in_chans(tmp_path: Path) -> None:
     checkpoint = make_run(tmp_path, in_chans=2)
     with pytest.raises(ValueError, match=r"tailprop_pico takes 2 channels \(model.in_chans\); images have 1, 3 or 4"):
         predict.run(options(checkpoint, save(noise(), tmp_path / "a.png")))
 
 
-def test_pixels_without_a_known_white_are_refused(tmp_path: Path) -> None:
+def test_pixels_with_unknown_white_level_raise(tmp_path: Path) -> None:
     floats = save(Image.fromarray(np.ones((4, 4), np.float32)), tmp_path / "a.tiff")
     wide = save(Image.fromarray(np.full((4, 4), 70_000, np.int32)), tmp_path / "b.tiff")
     for path, bits in ((floats, "floats"), (wide, "32 bits")):
@@ -117,7 +117,7 @@ def test_pixels_without_a_known_white_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Two good images, one that is text, one cut short, one empty."""
+    """Two good images, a text file, a truncated file, an empty file."""
     save(noise(0), tmp_path / "p" / "a.png")
     (tmp_path / "p" / "b.png").write_text("not an image at all\n")
     whole = save(noise(1), tmp_path / "p" / "c.png").read_bytes()
@@ -127,13 +127,13 @@ def mixed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 32])
-def test_broken_images_are_named_and_skipped(
+def test_broken_images_are_printed_and_skipped(
     checkpoint: str, mixed: Path, capsys: pytest.CaptureFixture[str], batch: int
 ) -> None:
-    rows = answer(checkpoint, mixed, batch_size=batch, top=7)
+    rows = predict_json(checkpoint, mixed, batch_size=batch, top=7)
     assert [row["image"] for row in rows] == [str(mixed / "a.png"), str(mixed / "c.png")]
     torch.testing.assert_close(
-        torch.tensor([chances(row) for row in rows]), expected(checkpoint, noise(0), noise(1)), atol=1e-6, rtol=1e-5
+        torch.tensor([probabilities(row) for row in rows]), expected(checkpoint, noise(0), noise(1)), atol=1e-6, rtol=1e-5
     )
     text, cut, empty, count, written = capsys.readouterr().err.splitlines()
     assert text == f"skipped {mixed}/b.png: not an image"
@@ -149,28 +149,28 @@ def test_stop_at_the_first_broken_image(checkpoint: str, mixed: Path, tmp_path: 
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_nothing_but_broken_images(checkpoint: str, mixed: Path) -> None:
+def test_all_images_broken(checkpoint: str, mixed: Path) -> None:
     with pytest.raises(ValueError, match=r"none of 2 images can be read; the first: .*b\.png: not an image"):
         predict.run(options(checkpoint, mixed / "b.png", mixed / "d.png"))
 
 
-def test_an_image_that_went_away(tmp_path: Path) -> None:
+def test_image_deleted_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     assert read_image(path, "RGB") == Broken(str(path), "No such file or directory")
 
 
 def test_too_many_pixels(checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 56 - 1)  # over it Pillow warns, over its double it refuses
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 56 - 1)  # above it Pillow warns, above twice of it Pillow raises
     assert_seen_as(checkpoint, save(noise(), tmp_path / "a.png"), noise())
     broken = read_image(save(noise(height=100, width=100), tmp_path / "b.png"), "RGB")
     assert isinstance(broken, Broken)
     assert "exceeds limit" in broken.reason
 
 
-def test_names_that_are_no_text(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undecodable_file_names(checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9\n.png")
     noise().save(name)
-    rows = answer(checkpoint, name)
+    rows = predict_json(checkpoint, name)
     assert rows[0]["image"] == name  # exact, for programs
     for written_as in ("table", "csv"):
         predict.run(options(checkpoint, name, format=written_as))
@@ -182,11 +182,11 @@ def test_names_that_are_no_text(checkpoint: str, tmp_path: Path, capsys: pytest.
     assert line.endswith("caf\\udce9\\n.png: not an image")
 
 
-def test_a_single_broken_image_is_one_line(checkpoint: str, mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_broken_image_is_one_line(checkpoint: str, mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(["predict", checkpoint, str(mixed / "b.png")], f"tailprop: {mixed / 'b.png'}: not an image\n", capsys)
 
 
-def test_answers_that_are_not_finite(checkpoint: str, tmp_path: Path) -> None:
+def test_non_finite_outputs_raise(checkpoint: str, tmp_path: Path) -> None:
     classifier = load_classifier(checkpoint, size_px=32)
     spoilt = replace(classifier, model=torch.nn.Sequential(classifier.model, torch.nn.Threshold(1e9, float("nan"))).eval())
     path = save(noise(), tmp_path / "a.png")

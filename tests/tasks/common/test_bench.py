@@ -1,4 +1,4 @@
-"""What the benchmarks share."""
+"""Shared parts of the benchmarks."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child starts with its own peak")
-def test_a_small_child_of_a_large_process_is_small() -> None:
+def test_peak_memory_excludes_the_parent() -> None:
     large = np.ones(800 * MIB, dtype=np.uint8)
     assert peak_bytes() > large.nbytes
     code = "from tailprop.runtime.memory import peak_bytes; print(peak_bytes())"
@@ -27,7 +27,7 @@ def _die(_name: str, _options: BenchDetect) -> float:
     os._exit(1)
 
 
-def test_a_measuring_process_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_detect, "_use_memory", _die)
+def test_dead_measuring_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_detect, "_peak_gb", _die)
     with pytest.raises(ValueError, match="the process that measures tailprop_pico died"):
         bench_detect._memory("tailprop_pico", BenchDetect())

@@ -1,4 +1,4 @@
-"""Whatever stands for an image, as the models take it."""
+"""Conversion of image inputs."""
 
 from collections.abc import Callable
 
@@ -14,13 +14,13 @@ GRAY16 = np.array([[0, 20000], [40000, 65535]], dtype=np.uint16)
 GRAY8 = [[0, 78], [156, 255]]
 
 
-def test_sixteen_bits_are_scaled_not_clipped() -> None:
+def test_16_bits_are_scaled_not_clipped() -> None:
     for given in (Image.fromarray(GRAY16), GRAY16, torch.from_numpy(GRAY16.astype(np.float32) / 65535)):
         np.testing.assert_array_equal(np.asarray(to_pil(given, "L")), GRAY8)
     np.testing.assert_array_equal(_to_pixels(Image.fromarray(GRAY16))[..., 0], GRAY16)
 
 
-def test_a_palette_means_its_colours() -> None:
+def test_palette_is_converted_to_its_colours() -> None:
     image = Image.new("P", (2, 1))
     image.putpalette([255, 0, 0, 0, 255, 0])
     image.putdata([0, 1])
@@ -30,8 +30,8 @@ def test_a_palette_means_its_colours() -> None:
 
 
 @pytest.mark.parametrize("convert", [lambda x: to_pil(x, "RGB"), _to_pixels])
-def test_floats_are_from_0_to_1(convert: Callable[[np.ndarray], object]) -> None:
-    with pytest.raises(ValueError, match="a float image has values from 0 to 1, got 0 to 255"):
+def test_floats_must_be_from_0_to_1(convert: Callable[[np.ndarray], object]) -> None:
+    with pytest.raises(ValueError, match="a float image must have values from 0 to 1, got 0 to 255"):
         convert(np.linspace(0, 255, 12).reshape(2, 2, 3))
     with pytest.raises(ValueError, match="got int64"):
         convert(np.zeros((2, 2, 3), dtype=np.int64))
@@ -44,5 +44,5 @@ def test_a_batch_is_a_list() -> None:
         True,
         True,
     ]
-    with pytest.raises(ValueError, match="an image tensor is"):
+    with pytest.raises(ValueError, match="an image tensor must be"):
         to_array(torch.zeros(4))

@@ -1,4 +1,4 @@
-"""COCO files, sound and damaged; transforms that keep boxes, masks and images together; the order of training."""
+"""Valid and invalid COCO files, transforms of images with boxes and masks, and the order of training."""
 
 import json
 import random
@@ -44,7 +44,7 @@ def annotation(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def write_set(root: Path, annotations: list[dict[str, Any]], **content: Any) -> Path:
-    """Two images of 60x40, one of them missing from the disk, and categories with gaps in their ids."""
+    """Two images of 60x40, one of them missing on disk, and categories with gaps in their ids."""
     (root / "images").mkdir(exist_ok=True)
     Image.new("RGB", (60, 40), "gray").save(root / "images" / "a.jpg")
     images = [dict(id=1, file_name="a.jpg", width=60, height=40), dict(id=2, file_name="b.jpg", width=60, height=40)]
@@ -57,35 +57,35 @@ def write_set(root: Path, annotations: list[dict[str, Any]], **content: Any) -> 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (dict(segmentation=[[1.0, 2, 3, 4, 5]]), "its polygon is broken: [1.0, 2, 3, 4, 5]"),
-        (dict(segmentation=[[1.0, 2, 3, 4]]), "its polygon is broken"),
-        (dict(segmentation=[[1.0, 2, 3, 4, 5, float("nan")]]), "its polygon is broken"),
-        (dict(segmentation=[["x"] * 6]), "its polygon is broken"),
+        (dict(segmentation=[[1.0, 2, 3, 4, 5]]), "its polygon is invalid: [1.0, 2, 3, 4, 5]"),
+        (dict(segmentation=[[1.0, 2, 3, 4]]), "its polygon is invalid"),
+        (dict(segmentation=[[1.0, 2, 3, 4, 5, float("nan")]]), "its polygon is invalid"),
+        (dict(segmentation=[["x"] * 6]), "its polygon is invalid"),
         (dict(segmentation=[]), "it has no polygon"),
         (dict(segmentation=None), "it has no segmentation"),
-        (dict(segmentation=dict(size=[9, 9], counts=[81])), "its run lengths are for [9, 9], the image is [40, 60]"),
+        (dict(segmentation=dict(size=[9, 9], counts=[81])), "its RLE has size [9, 9], the image is [40, 60]"),
         (dict(segmentation=dict(size=[40, 60], counts=[81])), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts=[1e3, 1400])), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts=[-100, 2500])), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts="")), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts="1")), "do not add up"),
-        (dict(segmentation=dict(size=[40, 60], counts="zzzzzz")), "its run lengths are corrupt: zzzzzz"),
-        (dict(segmentation=dict(size=[40, 60], counts="PP")), "its run lengths are corrupt: PP"),  # cut short
-        (dict(segmentation=dict(size=[40, 60])), "its run lengths are missing"),
-        (dict(segmentation=dict(size=[40.0, 60.0], counts=[2400])), "its run lengths are for [40.0, 60.0]"),
-        (dict(segmentation=[[0.0, 0, 3e8, 0, 3e8, 3e8]]), "its polygon is broken"),
-        (dict(segmentation=[[0.0, 0, 1e12, 5, 0, 9]]), "its polygon is broken"),
-        (dict(segmentation=[[0, 0, 10**400, 5, 0, 9]]), "its polygon is broken"),
-        (dict(category_id="seven"), "its category seven is unknown"),
-        (dict(category_id=None), "its category None is unknown"),
+        (dict(segmentation=dict(size=[40, 60], counts="zzzzzz")), "its RLE is corrupt: zzzzzz"),
+        (dict(segmentation=dict(size=[40, 60], counts="PP")), "its RLE is corrupt: PP"),  # truncated
+        (dict(segmentation=dict(size=[40, 60])), "its RLE has no counts"),
+        (dict(segmentation=dict(size=[40.0, 60.0], counts=[2400])), "its RLE has size [40.0, 60.0]"),
+        (dict(segmentation=[[0.0, 0, 3e8, 0, 3e8, 3e8]]), "its polygon is invalid"),
+        (dict(segmentation=[[0.0, 0, 1e12, 5, 0, 9]]), "its polygon is invalid"),
+        (dict(segmentation=[[0, 0, 10**400, 5, 0, 9]]), "its polygon is invalid"),
+        (dict(category_id="seven"), "its category seven is not among"),
+        (dict(category_id=None), "its category None is not among"),
         (dict(image_id=[0]), "its image [0] is not in the file"),
         (dict(iscrowd=None), "its iscrowd is None, not 0 or 1"),
-        (dict(category_id=7), "its category 7 is unknown; the file has 3 others"),
+        (dict(category_id=7), "its category 7 is not among the 3 categories of the file"),
         (dict(image_id=5), "its image 5 is not in the file"),
         (dict(bbox=[1, 2, 3]), "its box is [1, 2, 3], not x, y, width, height"),
     ],
 )
-def test_a_damaged_annotation_is_named_and_costs_nothing_else(damage: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_invalid_annotation_is_skipped_alone(damage: dict[str, Any], reason: str, tmp_path: Path) -> None:
     found = read_coco(write_set(tmp_path, [annotation(1), annotation(2, **damage)]), tmp_path / "images")
     broken = {item.name: item.reason for item in found.broken}
     assert reason in broken["some.json, annotation 2"]
@@ -97,13 +97,13 @@ def test_a_damaged_annotation_is_named_and_costs_nothing_else(damage: dict[str, 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"images": [', "is not json"),
+        ('{"images": [', "is not valid json"),
         ("[]", "is not in COCO's format: it has no list of images, annotations, categories"),
-        ('{"images": [], "annotations": [], "categories": []}', "needs categories"),
-        ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "names no image that is in"),
+        ('{"images": [], "annotations": [], "categories": []}', "has no categories"),
+        ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "none of the images in"),
     ],
 )
-def test_a_damaged_file(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_annotation_file(text: str, message: str, tmp_path: Path) -> None:
     path = write_set(tmp_path, [])
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -113,16 +113,16 @@ def test_a_damaged_file(text: str, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("categories", "message"),
     [
-        ([7], "category number 0: its id is None, not a whole number"),
-        ([dict(id="seven", name="a")], "category number 0: its id is seven, not a whole number"),
-        ([dict(id=None, name="a")], "category number 0: its id is None, not a whole number"),
-        ([dict(id=1, name=None)], "category 1: its name is None, not a line of text"),
-        ([dict(id=1, name="a\nb")], r"category 1: its name is 'a\\nb', not a line of text"),
+        ([7], "category number 0: its id is None, not an integer"),
+        ([dict(id="seven", name="a")], "category number 0: its id is seven, not an integer"),
+        ([dict(id=None, name="a")], "category number 0: its id is None, not an integer"),
+        ([dict(id=1, name=None)], "category 1: its name is None, not a single line of text"),
+        ([dict(id=1, name="a\nb")], r"category 1: its name is 'a\\nb', not a single line of text"),
         ([dict(id=1, name="a"), dict(id=1, name="b")], "has two categories with the id 1"),
         ([dict(id=1, name="a"), dict(id=2, name="a")], "has two categories with the name 'a'"),
     ],
 )
-def test_damaged_categories(categories: list[Any], message: str, tmp_path: Path) -> None:
+def test_invalid_categories(categories: list[Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_coco(write_set(tmp_path, [], categories=categories), tmp_path / "images")
 
@@ -132,14 +132,14 @@ def test_damaged_categories(categories: list[Any], message: str, tmp_path: Path)
     [
         ("b.jpg", "image number 1", "lacks id, file_name, width or height"),
         (dict(id=2, file_name=7, width=60, height=40), "7", "its file_name is 7, not text"),
-        (dict(id=2, file_name="b.jpg", width="60", height=40), "b.jpg", "its size is given as 60x40"),
+        (dict(id=2, file_name="b.jpg", width="60", height=40), "b.jpg", "its size is invalid: 60x40"),
         (dict(id=2, file_name="b.jpg", width=60, height=None), "b.jpg", "lacks id, file_name, width or height"),
-        (dict(id=2, file_name="b.jpg", width=10**9, height=40), "b.jpg", "its size is given as 1000000000x40"),
-        (dict(id="p0", file_name="b.jpg", width=60, height=40), "b.jpg", "its id is 'p0', not a whole number"),
-        (dict(id=1, file_name="b.jpg", width=60, height=40), "b.jpg", "its id 1 is that of a.jpg too"),
+        (dict(id=2, file_name="b.jpg", width=10**9, height=40), "b.jpg", "its size is invalid: 1000000000x40"),
+        (dict(id="p0", file_name="b.jpg", width=60, height=40), "b.jpg", "its id is 'p0', not an integer"),
+        (dict(id=1, file_name="b.jpg", width=60, height=40), "b.jpg", "its id 1 is also the id of a.jpg"),
     ],
 )
-def test_a_damaged_image_entry_is_named_once(entry: Any, named: str, reason: str, tmp_path: Path) -> None:
+def test_invalid_image_entry_is_reported_once(entry: Any, named: str, reason: str, tmp_path: Path) -> None:
     images = [dict(id=1, file_name="a.jpg", width=60, height=40), entry]
     found = read_coco(write_set(tmp_path, [annotation(1), annotation(2)], images=images), tmp_path / "images")
     (broken,) = found.broken
@@ -149,20 +149,20 @@ def test_a_damaged_image_entry_is_named_once(entry: Any, named: str, reason: str
     assert len(found.images[0].objects) == 2
 
 
-def test_annotations_of_a_damaged_image_entry_are_not_named_too(tmp_path: Path) -> None:
+def test_annotations_of_an_invalid_image_entry_are_not_reported(tmp_path: Path) -> None:
     images = [dict(id=1, file_name="a.jpg", width=60, height=40), dict(id=2, file_name="b.jpg", width=0, height=40)]
     path = write_set(tmp_path, [annotation(1), annotation(2, image_id=2)], images=images)
-    assert [item.reason for item in read_coco(path, tmp_path / "images").broken] == ["its size is given as 0x40"]
+    assert [item.reason for item in read_coco(path, tmp_path / "images").broken] == ["its size is invalid: 0x40"]
 
 
 def test_an_annotation_that_is_a_list(tmp_path: Path) -> None:
     images = [dict(id=1, file_name="a.jpg", width=60, height=40)]
     broken: list[Any] = [[1, 2], annotation(1)]
     found = read_coco(write_set(tmp_path, broken, images=images), tmp_path / "images")
-    assert [str(item) for item in found.broken] == ["some.json, annotation number 0: it is [1, 2], not an entry with names"]
+    assert [str(item) for item in found.broken] == ["some.json, annotation number 0: it is [1, 2], not an object with keys"]
 
 
-def test_compressed_run_lengths_are_read_as_pycocotools_writes_them() -> None:
+def test_compressed_rle_matches_pycocotools() -> None:
     generator = np.random.default_rng(0)
     for density in (0.0, 0.01, 0.5, 0.99, 1.0):
         mask = generator.random((70, 90)) < density
@@ -171,7 +171,7 @@ def test_compressed_run_lengths_are_read_as_pycocotools_writes_them() -> None:
         assert decode_counts(encode_mask(mask)["counts"]) == ([0, *lengths] if mask[0, 0] else lengths)
 
 
-def test_the_truth_is_numbered_anew_and_has_areas(tmp_path: Path) -> None:
+def test_ground_truth_has_new_ids_and_areas(tmp_path: Path) -> None:
     crowd = annotation(5, iscrowd=1, segmentation=dict(size=[40, 60], counts=[2300, 100]), area=None)
     objects = [annotation(0), annotation(0, area=7), {k: v for k, v in annotation(5).items() if k != "area"}, crowd]
     found = read_coco(write_set(tmp_path, objects), tmp_path / "images").ground_truth()["annotations"]
@@ -179,7 +179,7 @@ def test_the_truth_is_numbered_anew_and_has_areas(tmp_path: Path) -> None:
     assert [a["area"] for a in found] == [400, 7, 400, 100]
 
 
-def test_crowds_and_boxes_without_extent_are_not_learned_but_count_in_evaluation(tmp_path: Path) -> None:
+def test_crowds_and_empty_boxes_are_used_in_evaluation_only(tmp_path: Path) -> None:
     crowd = annotation(2, iscrowd=1, segmentation=dict(size=[40, 60], counts=[40 * 60]))
     flat, outside = annotation(3, bbox=[10, 10, 20, 0]), annotation(4, bbox=[70, 10, 20, 20])
     found = read_coco(write_set(tmp_path, [annotation(1), crowd, flat, outside]), tmp_path / "images")
@@ -187,7 +187,7 @@ def test_crowds_and_boxes_without_extent_are_not_learned_but_count_in_evaluation
     assert [a["id"] for a in found.ground_truth()["annotations"]] == [1, 2, 3, 4]
 
 
-def test_any_categories_become_labels_from_one_on(tmp_path: Path) -> None:
+def test_categories_become_labels_from_1(tmp_path: Path) -> None:
     objects = [annotation(1, category_id=90), annotation(2, category_id=3), annotation(3, category_id=18)]
     found = read_coco(write_set(tmp_path, objects), tmp_path / "images")
     assert found.classes == ("car", "dog", "toothbrush")
@@ -197,29 +197,29 @@ def test_any_categories_become_labels_from_one_on(tmp_path: Path) -> None:
     assert example[1]["labels"].tolist() == [3, 1, 2]
 
 
-def test_masks_of_polygons_and_run_lengths_agree() -> None:
+def test_masks_of_polygons_and_rle_agree() -> None:
     polygon = decode_masks([annotation(1)], 60, 40)
     assert polygon.sum() == 400
     assert polygon[0, 10:30, 10:30].all()
     compressed = encode_mask(polygon[0])
-    columns = polygon[0].T.ravel()  # run lengths go down the columns
+    columns = polygon[0].T.ravel()  # RLE goes down the columns
     changes = np.flatnonzero(np.diff(columns)) + 1
     counts = np.diff([0, *changes, len(columns)]).tolist()
     for runs in (compressed, dict(size=[40, 60], counts=counts)):
         assert np.array_equal(decode_masks([annotation(1, segmentation=runs)], 60, 40), polygon)
 
 
-def test_an_image_of_another_size_or_without_content_is_broken(tmp_path: Path) -> None:
+def test_image_of_another_size_or_empty_file_is_broken(tmp_path: Path) -> None:
     path = write_set(tmp_path, [annotation(1)])
     Image.new("RGB", (50, 40)).save(tmp_path / "images" / "a.jpg")
     (tmp_path / "images" / "b.jpg").write_bytes(b"")
     found = read_coco(path, tmp_path / "images")
     batch = collate([DetectionDataset(found.images, found.category_ids)[SampleKey(i, i)] for i in range(2)])
-    assert [item.reason for item in batch.broken] == ["it is 50x40, its annotations are for 60x40", "not an image"]
+    assert [item.reason for item in batch.broken] == ["it is 50x40, but its annotations are for 60x40", "not an image"]
     assert len(batch) == 0
 
 
-def test_in_training_a_good_image_takes_the_place_of_a_broken_one(tmp_path: Path) -> None:
+def test_broken_image_is_replaced_in_training(tmp_path: Path) -> None:
     path = write_set(tmp_path, [annotation(1), annotation(2, image_id=2)])
     (tmp_path / "images" / "b.jpg").write_bytes(b"no image")
     found = read_coco(path, tmp_path / "images")
@@ -230,10 +230,10 @@ def test_in_training_a_good_image_takes_the_place_of_a_broken_one(tmp_path: Path
         assert {str(item) for item in batch.broken} == {f"{tmp_path / 'images' / 'b.jpg'}: not an image"}
 
 
-def test_turned_images_are_read_as_they_were_annotated(tmp_path: Path) -> None:
+def test_exif_rotated_images_match_their_annotations(tmp_path: Path) -> None:
     path = write_set(tmp_path, [annotation(1)])
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees
+    exif[0x0112] = 6  # rotate by 90 degrees
     for size in ((40, 60), (60, 40)):  # annotated upright, annotated as stored
         Image.new("RGB", size).save(tmp_path / "images" / "a.jpg", exif=exif)
         found = read_coco(path, tmp_path / "images")
@@ -256,7 +256,7 @@ def boxes_of(masks: Tensor) -> Tensor:
     return torch.tensor([[x[0], y[0], x[-1] + 1, y[-1] + 1] for x, y in corners], dtype=torch.float32)
 
 
-def test_mirror_and_resize_are_torchvisions() -> None:
+def test_flip_and_resize_match_torchvision() -> None:
     image, target = box_scene()
     wrapped = {
         "boxes": tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=(50, 70)),
@@ -274,7 +274,7 @@ def test_mirror_and_resize_are_torchvisions() -> None:
 
 
 @pytest.mark.parametrize("size", [(50, 70), (480, 640), (333, 500), (100, 900), (427, 640), (97, 97), (1, 200)])
-def test_training_resizes_as_the_detector_does_in_evaluation(size: tuple[int, int]) -> None:
+def test_resize_is_the_same_in_training_and_evaluation(size: tuple[int, int]) -> None:
     image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
     inside = Sizes(80, 133, [0.0] * 3, [1.0] * 3, size_divisible=1).eval()
     theirs = inside([image / 255])[0].tensors[0]
@@ -286,7 +286,7 @@ def test_training_resizes_as_the_detector_does_in_evaluation(size: tuple[int, in
     assert min(ours.shape[1:]) == 80 or max(ours.shape[1:]) == 133  # to the pixel
 
 
-def test_the_detector_resizes_as_torchvisions_does() -> None:
+def test_detector_resize_matches_torchvision() -> None:
     image = torch.rand(3, 48, 64)
     settings: dict[str, Any] = dict(image_mean=[0.4] * 3, image_std=[0.2] * 3)
     ours, theirs = (kind(96, 160, **settings).eval()([image])[0] for kind in (Sizes, GeneralizedRCNNTransform))
@@ -294,19 +294,19 @@ def test_the_detector_resizes_as_torchvisions_does() -> None:
     assert torch.equal(ours.tensors, theirs.tensors)
 
 
-def test_a_cut_keeps_what_can_be_seen() -> None:
+def test_crop_keeps_visible_objects() -> None:
     image, target = box_scene()
     part, seen = cut(image, target, top=10, left=35, height=30, width=30)
     assert torch.equal(part, image[:, 10:40, 35:65])
     assert torch.equal(seen["boxes"], torch.tensor([[0.0, 0, 5, 20], [0, 10, 30, 30]]))
     assert torch.equal(boxes_of(seen["masks"]), seen["boxes"])
     _, seen = cut(image, target, top=31, left=0, height=19, width=50)
-    assert seen["labels"].tolist() == [2]  # the first is out of the image
+    assert seen["labels"].tolist() == [2]  # the first is outside of the crop
     _, seen = cut(image, target, top=0, left=0, height=4, width=4)
     assert len(seen["boxes"]) == 0
 
 
-def test_the_3x_augmentation_stays_within_its_bounds() -> None:
+def test_3x_augmentation_stays_within_its_bounds() -> None:
     config = DetectAugmentConfig(short_px=(48, 64, 80), crop_chance=0.5, crop_short_px=(40, 50, 60), crop_px=(38, 60), flip=0.5)
     random.seed(0)
     shorts, ratios = set(), set()
@@ -319,8 +319,8 @@ def test_the_3x_augmentation_stays_within_its_bounds() -> None:
         assert target["masks"].shape[1:] == (h, w)
         if len(target["boxes"]):
             assert (boxes_of(target["masks"]) - target["boxes"]).abs().max() <= 2
-    assert {48, 64, 80} <= shorts  # a very flat cut ends below, where its long side meets the bound
-    assert len(ratios) > 10  # cut, not only resized
+    assert {48, 64, 80} <= shorts  # a very flat crop is smaller, because its long side reaches the bound
+    assert len(ratios) > 10  # cropped, not only resized
 
 
 def test_batches_are_wide_or_tall() -> None:
@@ -336,12 +336,12 @@ def test_batches_are_wide_or_tall() -> None:
     assert batches != [[key.index for key in batch] for batch in order]
 
 
-def test_fewer_images_than_a_step_takes() -> None:
-    with pytest.raises(ValueError, match="a step takes 6 images, and there are 5"):
+def test_fewer_images_than_a_step_needs() -> None:
+    with pytest.raises(ValueError, match="a step needs 6 images, but there are 5"):
         AspectRatioSampler([True] * 5, 3, 0, World(0, 1, CPU), accumulate=2, epoch_steps=4)
 
 
-def test_packed_objects_come_back_from_shared_bytes() -> None:
+def test_packed_objects_round_trip() -> None:
     items = [[], [{"bbox": [1.5, 2], "name": "\u00e9"}], "text", None]
     packed = Packed(iter(items))
     assert [packed[i] for i in range(len(packed))] == items
@@ -350,7 +350,7 @@ def test_packed_objects_come_back_from_shared_bytes() -> None:
 
 
 @pytest.mark.parametrize("epoch_steps", [None, 5])
-def test_the_order_is_the_same_for_any_number_of_processes_and_after_a_stop(epoch_steps: int | None) -> None:
+def test_order_is_the_same_for_any_number_of_processes_and_after_resuming(epoch_steps: int | None) -> None:
     wide = [i % 4 > 0 for i in range(61)]
     settings: dict[str, Any] = dict(accumulate=2, epochs=4, epoch_steps=epoch_steps)
     alone = AspectRatioSampler(wide, 6, 5, World(0, 1, CPU), **settings)

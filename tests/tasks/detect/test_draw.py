@@ -21,13 +21,13 @@ def test_small_images_are_enlarged_within_bounds(size: tuple[int, int], drawn: t
     assert draw_objects(Image.new("RGB", size), [Drawn((0, 0, 1, 1), "a", 1)]).size == drawn
 
 
-def test_an_image_longer_than_a_jpeg_can_be_is_reduced(tmp_path: Path) -> None:
+def test_image_beyond_the_jpeg_limit_is_downscaled(tmp_path: Path) -> None:
     drawn = draw_objects(Image.new("RGB", (70_000, 1)), [Drawn((60_000, 0, 9_000, 1), "a", 1)])
     drawn.save(tmp_path / "a.jpg")
     assert drawn.size == (JPEG_PX, 1)
 
 
-def test_a_page_of_thin_images_stays_small(tmp_path: Path) -> None:
+def test_page_of_thin_images_stays_small(tmp_path: Path) -> None:
     draw_page([Image.new("RGB", (1, 3000)), Image.new("RGB", (3000, 1))], tmp_path / "page.jpg")
     with Image.open(tmp_path / "page.jpg") as page:
         assert page.size == (1280 + 3 * GAP_PX, 640)
@@ -37,11 +37,11 @@ def test_masks_have_an_edge() -> None:
     mask = np.zeros((5, 6), dtype=bool)
     mask[1:, 1:5] = True
     edge = np.zeros_like(mask)
-    edge[1, 1:5] = edge[1:, 1] = edge[1:, 4] = True  # not where the image ends
+    edge[1, 1:5] = edge[1:, 1] = edge[1:, 4] = True  # not at the border of the image
     assert (_edge(mask) == edge).all()
     beside = [Drawn((0, 0, 5, 10), "a", 1, _half(0)), Drawn((5, 0, 5, 10), "a", 1, _half(5))]
     pixels = np.asarray(draw_objects(Image.new("RGB", (10, 10)), beside, least_px=10))
-    assert (pixels[9, 4:6] != pixels[9, 2]).any(1).all()  # neighbours of one class are told apart
+    assert (pixels[9, 4:6] != pixels[9, 2]).any(1).all()  # neighbours of one class have an edge between them
 
 
 def _half(left: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def _half(left: int) -> np.ndarray:
     return mask
 
 
-def test_the_truth_is_drawn_with_its_masks(tmp_path: Path) -> None:
+def test_ground_truth_is_drawn_with_masks(tmp_path: Path) -> None:
     write_coco(tmp_path, SceneConfig(size_px=64, crowd=0.0), 1, 1)
     (image,) = read_coco(tmp_path / "annotations" / "instances_train2017.json", tmp_path / "train2017").images
     drawn = truth_of(image, dict.fromkeys(range(20), "shape"))
@@ -59,7 +59,7 @@ def test_the_truth_is_drawn_with_its_masks(tmp_path: Path) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_names_in_other_alphabets_are_drawn() -> None:
+def test_non_latin_names_are_drawn() -> None:
     missing = _shape("\uffff")  # a character no font has
     for letter in "жωñאλ":
         assert not np.array_equal(_shape(letter), missing)

@@ -1,4 +1,4 @@
-"""COCO's numbers, against pycocotools."""
+"""COCO metrics against pycocotools."""
 
 import contextlib
 import copy
@@ -51,7 +51,7 @@ def disturbed(results: list[dict[str, Any]], generator: random.Random) -> list[d
     return changed
 
 
-def test_the_truth_scores_full_and_another_images_truth_nothing(scenes: Path) -> None:
+def test_ground_truth_scores_100_and_that_of_another_image_0(scenes: Path) -> None:
     part = validation_set(scenes)
     truth, results = part.ground_truth(), perfect(part)
     full = score_results(truth, results)
@@ -65,7 +65,7 @@ def test_the_truth_scores_full_and_another_images_truth_nothing(scenes: Path) ->
 
 
 def as_pycocotools(truth: dict[str, Any], results: list[dict[str, Any]], kinds: Sequence[str]) -> list[float]:
-    """Its numbers; masks go without boxes, as mmdetection and torchvision hand them over."""
+    """The metrics of pycocotools; masks are passed without boxes, as by mmdetection and torchvision."""
     numbers: list[float] = []
     with contextlib.redirect_stdout(io.StringIO()):
         known = COCO()
@@ -83,17 +83,17 @@ def as_pycocotools(truth: dict[str, Any], results: list[dict[str, Any]], kinds: 
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_all_numbers_are_pycocotools(scenes: Path, seed: int) -> None:
+def test_all_metrics_match_pycocotools(scenes: Path, seed: int) -> None:
     part = validation_set(scenes)
     truth, results = part.ground_truth(), disturbed(perfect(part), random.Random(seed))
     before = json.dumps(results)
     ours = score_results(truth, results)
-    assert json.dumps(results) == before  # the file written afterwards is what was scored
+    assert json.dumps(results) == before  # scoring does not modify the results
     assert 5 < ours["box_ap"] < 95
     assert list(ours.values()) == pytest.approx(as_pycocotools(truth, results, ("bbox", "segm")), abs=1e-6)
 
 
-def test_polygons_and_results_without_boxes_are_scored_as_pycocotools_does(scenes: Path) -> None:
+def test_polygons_and_results_without_boxes_match_pycocotools(scenes: Path) -> None:
     part = validation_set(scenes)
     truth = part.ground_truth()
     for a in truth["annotations"][::2]:
@@ -106,7 +106,7 @@ def test_polygons_and_results_without_boxes_are_scored_as_pycocotools_does(scene
 
 
 def test_masks_are_sorted_by_their_own_size() -> None:
-    """A thin diagonal is small, its box is not: found where nothing is, it must not count among the medium objects."""
+    """A thin diagonal has a small mask and a large box: as a false positive it must not count as a medium object."""
     square, line = np.zeros((2, 100, 100), dtype=np.uint8)
     square[10:50, 10:50] = 1
     np.fill_diagonal(line[50:, 50:], 1)
@@ -120,7 +120,7 @@ def test_masks_are_sorted_by_their_own_size() -> None:
     assert scores["box_ap_medium"] < 60
 
 
-def test_repeated_ids_and_the_id_0_cost_nothing(scenes: Path, tmp_path: Path) -> None:
+def test_repeated_ids_and_id_0_do_not_change_the_score(scenes: Path, tmp_path: Path) -> None:
     root = tmp_path / "data"
     shutil.copytree(scenes, root)
     path = root / "annotations" / "instances_val2017.json"
@@ -133,7 +133,7 @@ def test_repeated_ids_and_the_id_0_cost_nothing(scenes: Path, tmp_path: Path) ->
     assert scores["box_ap"] == scores["mask_ap"] == pytest.approx(100)
 
 
-def test_labels_without_a_category_are_left_out() -> None:
+def test_labels_without_a_category_are_skipped() -> None:
     found = dict(boxes=torch.rand(3, 4), labels=torch.tensor([1, 2, 1]), scores=torch.rand(3))
     assert [entry["category_id"] for entry in to_results(1, found, [None, 7])] == [7]
 

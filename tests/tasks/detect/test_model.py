@@ -1,4 +1,4 @@
-"""Mask R-CNN: the model, its cost, and the paper's recipes."""
+"""Mask R-CNN: the model, its cost, and the recipes of the paper."""
 
 import csv
 import re
@@ -35,13 +35,13 @@ def test_any_backbone_every_parameter_any_size(name: str) -> None:
     found = model.train()([torch.rand(3, 64, 96), torch.rand(3, 61, 77)], [target(64, 96), target(61, 77)])
     torch.stack(list(found.values())).sum().backward()
     unreached = [n for n, p in model.named_parameters() if p.grad is None]
-    assert not unreached  # distributed training would wait for them
+    assert not unreached  # DDP would wait for them
     with torch.no_grad():
         (found,) = model.eval()([torch.rand(3, 45, 91)])
     assert found["masks"].shape[1:] == (1, 45, 91)
 
 
-def test_a_norm_on_every_stage() -> None:
+def test_every_stage_has_a_norm() -> None:
     model = small_detector(**NARROW)
     assert [norm.weight.shape[0] for norm in model.backbone.norms] == [8, 16, 24, 32]
     seen: list[torch.Tensor] = []
@@ -53,7 +53,7 @@ def test_a_norm_on_every_stage() -> None:
         assert stage.var(1, correction=0).median() == pytest.approx(1, abs=0.05)
 
 
-def test_an_image_without_objects_trains() -> None:
+def test_image_without_objects_in_training() -> None:
     empty = dict(
         boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64), masks=torch.zeros(0, 64, 64, dtype=torch.uint8)
     )
@@ -71,7 +71,7 @@ def test_long_thin_images(size: tuple[int, int]) -> None:
     assert found["masks"].shape[1:] == (1, *size)
 
 
-def test_masks_are_torchvisions_a_few_at_a_time() -> None:
+def test_masks_match_torchvision() -> None:
     ours, theirs = (kind(64, 96, [0.0] * 3, [1.0] * 3).eval() for kind in (Sizes, GeneralizedRCNNTransform))
     corners = 20 * torch.rand(19, 2)
     found = dict(boxes=torch.cat([corners, corners + 5 + 30 * torch.rand(19, 2)], 1), masks=torch.rand(19, 1, 28, 28))
@@ -92,10 +92,10 @@ def test_coordinates_stay_exact_under_autocast() -> None:
         predicted = model.roi_heads.box_predictor(torch.rand(2, 32))
         assert {t.dtype for t in (*scores, *offsets, *predicted)} == {torch.float32}
         inner = model.rpn.head.conv(maps["0"])
-    assert inner.dtype == torch.bfloat16  # the work itself is done in BF16
+    assert inner.dtype == torch.bfloat16  # the heads compute in BF16
 
 
-def test_decay_spares_norms_biases_and_what_the_backbone_excepts() -> None:
+def test_no_weight_decay_on_norms_biases_and_excluded_parameters() -> None:
     model = small_detector(**NARROW)
     groups = build_optimizer(model, OptimConfig(weight_decay=0.05)).param_groups
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
@@ -105,20 +105,20 @@ def test_decay_spares_norms_biases_and_what_the_backbone_excepts() -> None:
         assert decay[id(parameter)] == (0.0 if parameter.ndim < 2 or name in excluded else 0.05), name
 
 
-def test_a_classifiers_checkpoint_starts_the_backbone(tmp_path: Path) -> None:
+def test_warm_start_from_a_classifier(tmp_path: Path) -> None:
     classifier = timm.create_model("tailprop_pico", num_classes=5, **NARROW)
     save_file(classifier.state_dict(), tmp_path / "c.safetensors")
     config = ModelConfig(name="tailprop_pico", args=NARROW, init=str(tmp_path / "c.safetensors"))
     model, taken = create_detector(config, 3, 64, 96, SMALL)
     assert taken is not None
-    assert not taken.fresh  # the whole backbone; only the classifier's own end is left over
+    assert not taken.fresh  # the whole backbone; only the classifier's head is unused
     assert all(name.startswith(("norm.", "head.")) for name in taken.unused)
     stages = {k: v for k, v in model.body.state_dict().items() if k.startswith("stages")}
     assert all(torch.equal(v, classifier.state_dict()[k]) for k, v in stages.items())
 
 
-def test_what_is_no_backbone_is_refused() -> None:
-    with pytest.raises(ValueError, match="the pyramid wants 4, 8, 16, 32"):
+def test_unsuitable_backbone_raises() -> None:
+    with pytest.raises(ValueError, match="the pyramid needs 4, 8, 16, 32"):
         small_detector("vit_tiny_patch16_224")
 
 
@@ -126,15 +126,15 @@ def test_what_is_no_backbone_is_refused() -> None:
     ("name", "published", "within"),
     [("convnext_tiny", 262, 0.005), (SWIN, 267, 0.005), ("tailprop_tiny", 271, 0.03)],
 )
-def test_multiply_adds_are_counted_as_published(name: str, published: int, within: float) -> None:
-    """The papers of ConvNeXt and Swin, and ours, give these for Mask R-CNN at 1280x800."""
+def test_multiply_adds_match_published_values(name: str, published: int, within: float) -> None:
+    """Published values of ConvNeXt, Swin and our paper for Mask R-CNN at 1280x800."""
     with torch.device("meta"):
         model, _ = create_detector(ModelConfig(name=name), 80, 800, 1333, DetectorConfig())
     assert detector_macs(model) / 1e9 == pytest.approx(published, rel=within)
 
 
-def test_the_table_of_multiply_adds_is_counted() -> None:
-    """results/detect_macs.csv, which the documentation shows."""
+def test_table_of_multiply_adds_is_current() -> None:
+    """results/detect_macs.csv, which the documentation quotes."""
     rows = list(csv.DictReader((ROOT / "results" / "detect_macs.csv").read_text().splitlines()))
     shown = dict(re.findall(r"\| `(\w+)` \| ([\d.]+) \|", (ROOT / "docs" / "detection.md").read_text()))
     assert {row["model"] for row in rows} == shown.keys()
@@ -156,7 +156,7 @@ def test_the_table_of_multiply_adds_is_counted() -> None:
         ("base", 0.5, {"1x": (48.2, 43.4), "3x": (50.3, 44.8)}),
     ],
 )
-def test_recipes_are_the_papers(size: str, drop_path: float, paper: dict[str, Any], schedule: str) -> None:
+def test_recipes_match_the_paper(size: str, drop_path: float, paper: dict[str, Any], schedule: str) -> None:
     """Appendix, Object Detection and Instance Segmentation."""
     config = build(DetectConfig, read_recipe(find_recipe(f"coco_maskrcnn_{size}_{schedule}")))
     assert config.model == ModelConfig(name=f"tailprop_{size}", drop_path=drop_path)
@@ -180,12 +180,12 @@ def test_recipes_are_the_papers(size: str, drop_path: float, paper: dict[str, An
         assert (augment.crop_chance, augment.crop_short_px, augment.crop_px) == (0.5, (400, 500, 600), (384, 600))
 
 
-def test_the_papers_numbers_stand_beside_their_own_size_only() -> None:
+def test_paper_results_are_shown_for_their_own_model_only() -> None:
     for height, width, paper in ((800, 1280, 348), (1280, 800, None), (800, 1333, None)):
         assert papers_gmacs("vheat_small", BenchDetect(height=height, width=width)) == paper
 
 
-def test_bench_writes_what_it_measured(tmp_path: Path) -> None:
+def test_bench_writes_csv(tmp_path: Path) -> None:
     out = tmp_path / "bench.csv"
     size = ["--height", "64", "--width", "96", "--rounds", "1", "--threads", "1", "--no-memory"]
     size += ["--detector.channels", "16", "--detector.proposals", "20", "--detector.detections", "5"]

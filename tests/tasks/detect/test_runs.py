@@ -42,7 +42,7 @@ def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_training_leaves_a_whole_run_folder(run: Path, scenes: Path) -> None:
+def test_training_writes_a_complete_run_folder(run: Path, scenes: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {
         "config.yaml",
@@ -59,20 +59,18 @@ def test_training_leaves_a_whole_run_folder(run: Path, scenes: Path) -> None:
     assert score_results(part.ground_truth(), results)["box_ap"] == pytest.approx(row["box_ap"])
 
 
-def test_a_stopped_run_ends_with_the_same_weights(
-    run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_has_the_same_weights(run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
     stop_and_resume(recipe, tmp_path / "again", 3, monkeypatch)
     assert_same_run(run, tmp_path / "again")
 
 
-def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) -> None:
+def test_two_processes_match_one(scenes: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes, optim={"epochs": 1, "batch_size": 1})
     done = fork(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2)
     assert done.returncode == 0, done.stderr
     args = ["eval", str(tmp_path / "run"), "--out", str(tmp_path / "1.json"), "--results", str(tmp_path / "r.json")]
-    assert tailprop_cli.main(args) == 0  # alone
+    assert tailprop_cli.main(args) == 0  # one process
     alone, together = json.loads((tmp_path / "1.json").read_text()), last_row(tmp_path / "run")
     assert {name: alone[name] for name in METRICS} == pytest.approx({name: together[name] for name in METRICS})
     ours, theirs = ((tmp_path / "r.json").read_text(), (tmp_path / "run" / "coco_results.json").read_text())
@@ -95,7 +93,7 @@ def test_eval_matches_categories_by_name(run: Path, scenes: Path, tmp_path: Path
     content["categories"][0]["name"] = "unicorn"
     path.write_text(json.dumps(content))
     assert tailprop_cli.main(["eval", str(run), "--data.root", str(other)]) == 2
-    assert "instances_val2017.json has classes that the model does not know: unicorn" in capsys.readouterr().err
+    assert "instances_val2017.json has classes that the model does not have: unicorn" in capsys.readouterr().err
 
 
 def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,9 +103,9 @@ def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, 
     assert tailprop_cli.main(args) == 0
     assert "skipped" in capsys.readouterr().err
     with Image.open(tmp_path / "out" / f"{image.stem}.jpg") as drawn:
-        assert drawn.size == (384, 384)  # six times as large: names would hide what they name
+        assert drawn.size == (384, 384)  # enlarged six times, so that names do not cover the objects
     with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO(str(tmp_path / "out" / "detections.json"))  # a whole file, which COCO's own reader takes
+        coco = COCO(str(tmp_path / "out" / "detections.json"))  # a complete file that pycocotools reads
     annotations = coco.loadAnns(coco.getAnnIds())
     assert annotations
     assert all(coco.annToMask(a).shape == (64, 64) for a in annotations)
@@ -115,9 +113,7 @@ def test_predict_draws_and_writes_coco(run: Path, scenes: Path, tmp_path: Path, 
     assert tailprop_cli.main([*args, "--on-broken", "stop"]) == 2
 
 
-def test_damaged_weights_are_refused_not_taken_to_find_nothing(
-    run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corrupt_weights_raise(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = next((scenes / "val2017").iterdir())
     for layer in ("roi_heads.box_predictor.cls_score.weight", "backbone.norms.0.weight"):
         with safe_open(run / "model.safetensors", "pt") as file:
@@ -131,22 +127,22 @@ def test_damaged_weights_are_refused_not_taken_to_find_nothing(
             )
 
 
-def test_scores_below_the_runs_own_are_given_when_asked_for(run: Path, scenes: Path) -> None:
+def test_lower_score_threshold_than_the_runs(run: Path, scenes: Path) -> None:
     detector, image = load_detector(str(run)), Image.open(next((scenes / "val2017").iterdir()))
     detector.detector.roi_heads.score_thresh = 0.9
     few, many = (detector.predict(image, score=score) for score in (0.9, 0.0))
     assert len(many) > len(few)
     assert len(to_results(1, detector.find(image, score=0.0), detector.category_ids)) == len(many)
-    assert detector.detector.roi_heads.score_thresh == 0.9  # as it was
+    assert detector.detector.roi_heads.score_thresh == 0.9  # restored
 
 
-def test_eval_makes_no_scenes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_does_not_generate_scenes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "run"
     shutil.copytree(run, other)
     config = yaml.safe_load((other / "config.yaml").read_text())
     config["data"] |= {"source": "scenes", "root": str(tmp_path / "nowhere")}
     (other / "config.yaml").write_text(yaml.safe_dump(config))
-    assert_refused(["eval", str(other)], "name the folder it is in with --data.root", capsys)
+    assert_refused(["eval", str(other)], "set its folder with --data.root", capsys)
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -164,13 +160,13 @@ def test_validation_may_lack_categories_or_be_missing(scenes: Path, tmp_path: Pa
     content["categories"][0]["name"] = "unicorn"
     path.write_text(json.dumps(content))
     args = ["train", str(recipe), "--run.out", str(tmp_path / "heart")]
-    assert_refused(args, "has categories that instances_train2017.json has not, for example 'unicorn' with id 1", capsys)
+    assert_refused(args, "has categories that instances_train2017.json does not have, for example 'unicorn' with id 1", capsys)
     path.unlink()
     assert tailprop_cli.main([*args, "--data.validate-on-train", "--data.limit", "2"]) == 0
     assert {e["image_id"] for e in json.loads((tmp_path / "heart" / "coco_results.json").read_text())} == {1, 2}
 
 
-def test_long_thin_images_are_looked_at(run: Path, tmp_path: Path) -> None:
+def test_predict_on_long_thin_images(run: Path, tmp_path: Path) -> None:
     for width, height in ((200, 1), (400, 2), (2, 900)):
         Image.new("RGB", (width, height), "gray").save(tmp_path / f"{width}.png")
     args = ["predict", str(run), *(str(tmp_path / f"{width}.png") for width in (200, 400, 2)), "--score", "0"]
@@ -178,7 +174,7 @@ def test_long_thin_images_are_looked_at(run: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*.jpg"))) == 3
 
 
-def test_brackets_in_names_are_no_markup(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_in_names_are_not_markup(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = tmp_path / "odd.safetensors"
     with safe_open(run / "model.safetensors", "pt") as file:
         notes = file.metadata()
@@ -193,7 +189,9 @@ def test_brackets_in_names_are_no_markup(run: Path, tmp_path: Path, capsys: pyte
     assert said.endswith("[b]out")
 
 
-def test_only_what_is_wanted_gets_masks(run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_are_computed_above_the_threshold_only(
+    run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pasted: list[int] = []
 
     def watched(masks: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -212,7 +210,7 @@ def test_only_what_is_wanted_gets_masks(run: Path, scenes: Path, tmp_path: Path,
     everything = found_with(0.0)
     assert sum(pasted) == len(everything) > 0
     middle = everything[len(everything) // 2][0]
-    assert found_with(middle) == [entry for entry in everything if entry[0] >= middle]  # that one too
+    assert found_with(middle) == [entry for entry in everything if entry[0] >= middle]  # including that one
     pasted.clear()
     assert found_with(1.0) == []
     assert load_detector(str(run)).predict(image, score=1.0).masks.shape == (0, 64, 64)
@@ -234,25 +232,25 @@ def test_eval_of_some_categories_writes_only_those(run: Path, scenes: Path, tmp_
     assert found <= {1, 2}
 
 
-def test_eval_on_the_training_images_it_learned_from(scenes: Path, tmp_path: Path) -> None:
+def test_eval_on_the_training_split(scenes: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", scenes, optim={"epochs": 1}, data={"root": str(scenes), "limit": 3})
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
     assert tailprop_cli.main(["eval", str(tmp_path / "run"), "--split", "train", "--out", str(tmp_path / "n.json")]) == 0
     assert json.loads((tmp_path / "n.json").read_text())["count"] == 3
 
 
-def test_a_finished_run_that_is_resumed_keeps_its_images(run: Path, scenes: Path, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_keeps_its_figures(run: Path, scenes: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(run, out)
     detections = [entry | {"score": 0.9} for entry in json.loads((out / "coco_results.json").read_text())]
-    (out / "coco_results.json").write_text(json.dumps(detections))  # sure enough to be drawn
+    (out / "coco_results.json").write_text(json.dumps(detections))  # with scores high enough to be drawn
     empty = (run / "predictions.jpg").read_bytes()
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), "--run.resume"]) == 0
     assert (out / "predictions.jpg").read_bytes() != empty
 
 
-def test_eval_stops_at_damage_before_it_looks(
+def test_eval_stops_at_broken_files_before_it_starts(
     run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "data"
@@ -276,18 +274,18 @@ def test_eval_stops_at_damage_before_it_looks(
         (["eval", "RUN", "--split", "train", "--data.val-json", "x.json"], "leave out --split train"),
     ],
 )
-def test_mistakes_are_refused_before_the_work(
+def test_user_errors_raise_before_the_work(
     args: list[str], message: str, run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = {"RUN": run, "P": next((scenes / "val2017").iterdir()), "FOLDER": tmp_path}
-    (tmp_path / "detections.json").write_text("{}")  # of an earlier prediction
+    (tmp_path / "detections.json").write_text("{}")  # from an earlier prediction
     assert tailprop_cli.main([str(places.get(arg, arg)) for arg in args]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path) -> None:
+def test_weights_without_run_folder(run: Path, scenes: Path, tmp_path: Path) -> None:
     shutil.copy(run / "model.safetensors", tmp_path / "mine.safetensors")
     for name, where in (("run", run), ("mine", tmp_path / "mine.safetensors")):
         args = ["predict", str(where), str(scenes / "val2017"), "--score", "0", "--out", str(tmp_path / name)]
@@ -298,13 +296,13 @@ def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("polygon", "annotation 1: its polygon is broken"),
-        ("category", "annotation 1: its category 99 is unknown"),
+        ("polygon", "annotation 1: its polygon is invalid"),
+        ("category", "annotation 1: its category 99 is not among"),
         ("missing", "the image is missing"),
         ("unreadable", "not an image"),
     ],
 )
-def test_damage_stops_a_run_or_is_left_out(
+def test_broken_files_stop_a_run_or_are_skipped(
     damage: str, message: str, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "data"
@@ -344,7 +342,7 @@ def test_images_without_objects(scenes: Path, tmp_path: Path, capsys: pytest.Cap
         out = tmp_path / str(steps)
         assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), *more]) == 0
         assert len(losses(out)) == steps
-        assert ("4 of 8 training images show no object" in capsys.readouterr().out) == said
+        assert ("skipped 4 of 8 training images without objects" in capsys.readouterr().out) == said
 
 
 @pytest.mark.parametrize(
@@ -358,7 +356,7 @@ def test_images_without_objects(scenes: Path, tmp_path: Path, capsys: pytest.Cap
         (["bench", "detect", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
     ],
 )
-def test_mistakes_are_answered_in_one_line(
+def test_user_errors_are_one_line(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

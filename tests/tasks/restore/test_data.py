@@ -1,4 +1,4 @@
-"""Images with all their bits, the damage done to them, and how it is measured."""
+"""Images at full bit depth, degradations and metrics."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -60,12 +60,12 @@ def test_8_bit_modes(mode: str, channels: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_pixels(tmp_path / "b.png"), pixels)
 
 
-def test_a_transparent_palette(tmp_path: Path) -> None:
+def test_palette_with_transparency(tmp_path: Path) -> None:
     Image.fromarray(photograph(20)).convert("P").save(tmp_path / "a.png", transparency=3)
     assert read_pixels(tmp_path / "a.png").shape == (20, 20, 4)
 
 
-def test_what_is_no_image_is_broken(tmp_path: Path) -> None:
+def test_non_image_is_broken(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("no image")
     assert try_pixels(tmp_path / "a.png") == Broken(str(tmp_path / "a.png"), "not an image")
     tifffile.imwrite(tmp_path / "b.tif", np.zeros((4, 4), np.float32))
@@ -74,7 +74,7 @@ def test_what_is_no_image_is_broken(tmp_path: Path) -> None:
     assert "floats" in broken.reason
 
 
-def test_luma_is_matlabs() -> None:
+def test_luma_matches_matlab() -> None:
     # rgb2ycbcr of black, white and the primaries, from MATLAB's documentation of the studio range
     colours = np.array([[[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]]], np.uint8)
     assert studio_luma(colours)[0, :, 0].tolist() == [16, 235, 81, 145, 41]
@@ -86,16 +86,16 @@ def test_luma_is_matlabs() -> None:
     assert fit_channels(colours[..., :1], 3).shape == (1, 5, 3)
 
 
-def test_test_noise_is_numpys_seed_0_in_bgr_order() -> None:
+def test_test_noise_matches_swinir() -> None:
     clean = to_unit(photograph(16))
-    np.random.seed(0)  # noqa: NPY002 - SwinIR's own lines
+    np.random.seed(0)  # noqa: NPY002 - as in SwinIR's code
     expected = clean[..., ::-1] + np.random.normal(0, 15 / 255, clean.shape)  # noqa: NPY002
     np.testing.assert_allclose(add_test_noise(clean, 15), expected[..., ::-1], atol=1e-7)
     assert add_test_noise(clean, 80).min() < 0  # not clipped
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_psnr_and_ssim_are_scikit_images(channels: int) -> None:
+def test_psnr_and_ssim_match_scikit_image(channels: int) -> None:
     clean = photograph(60, channels)
     degraded = compress(clean, 20)
     expected = skimage.metrics.peak_signal_noise_ratio(clean, degraded, data_range=255)
@@ -107,7 +107,7 @@ def test_psnr_and_ssim_are_scikit_images(channels: int) -> None:
     assert psnr(clean, clean) == float("inf")
 
 
-def test_ssim_is_wangs() -> None:
+def test_ssim_matches_its_definition() -> None:
     """The definition, written out with an 11x11 window over the inner pixels."""
     clean, degraded = photograph(40, 1)[..., 0].astype(float), compress(photograph(40, 1), 20)[..., 0].astype(float)
     line = np.exp(-(np.arange(-5, 6) ** 2) / (2 * 1.5**2))
@@ -125,10 +125,10 @@ def test_ssim_is_wangs() -> None:
     assert found == pytest.approx(each.mean(), abs=1e-9)
 
 
-def test_psnr_b_punishes_block_edges_alone() -> None:
+def test_psnr_b_penalizes_block_edges_only() -> None:
     clean = np.full((32, 32, 1), 100, np.uint8)
     blocky = clean.copy()
-    blocky[:, 8:16] += 8  # two edges that lie on the grid of blocks
+    blocky[:, 8:16] += 8  # two edges on the grid of blocks
     shifted = np.roll(blocky, 3, axis=1)
     assert psnr(blocky, clean) == psnr(shifted, clean)
     assert psnr_b(shifted, clean) == psnr(shifted, clean)
@@ -137,7 +137,7 @@ def test_psnr_b_punishes_block_edges_alone() -> None:
     assert psnr_b(blocky, clean) == pytest.approx(10 * np.log10(255**2 / error), abs=1e-9)
 
 
-def test_ssim_refuses_what_its_window_does_not_fit() -> None:
+def test_ssim_rejects_images_smaller_than_its_window() -> None:
     with pytest.raises(ValueError, match="11x11 px, the image has 10x12"):
         ssim(np.zeros((10, 12, 1), np.uint8), np.zeros((10, 12, 1), np.uint8))
 
@@ -155,7 +155,7 @@ def test_crops_are_a_function_of_the_key(degradation: str, tmp_path: Path) -> No
     assert 0 < difference.mean() < 0.2
 
 
-def test_noise_has_the_asked_strength(tmp_path: Path) -> None:
+def test_noise_has_the_given_sigma(tmp_path: Path) -> None:
     crops = CropDataset(sorted(write_images(tmp_path / "a", side=80).iterdir()), RestoreDataConfig(sigma=25, crop_px=64), 1)
     noise = torch.cat([(p.degraded - p.clean).flatten() for p in (crops[SampleKey(0, seed)][0] for seed in range(8))])
     assert float(noise.std()) * 255 == pytest.approx(25, rel=0.02)
@@ -170,7 +170,7 @@ def test_images_smaller_than_the_crop_are_mirrored(degradation: str, side: int, 
     assert crops[SampleKey(0, 0)][0].clean.shape == (3, 16, 16)
 
 
-def test_a_broken_image_gives_way_to_any_other(tmp_path: Path) -> None:
+def test_broken_image_is_replaced_by_any_other(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "a")
     (folder / "0.png").write_text("no image")
     crops, taken = CropDataset(sorted(folder.iterdir()), RestoreDataConfig(crop_px=16), 1), set()
@@ -183,15 +183,15 @@ def test_a_broken_image_gives_way_to_any_other(tmp_path: Path) -> None:
     assert taken == {"1.png", "2.png"}
 
 
-def test_the_cache_is_bounded(tmp_path: Path) -> None:
+def test_cache_is_bounded(tmp_path: Path) -> None:
     paths = sorted(write_images(tmp_path / "a", count=3, side=40).iterdir())
-    crops = CropDataset(paths, RestoreDataConfig(crop_px=16, cache_gb=3500e-9), 1)  # room for two of 1600 to 1680 bytes
+    crops = CropDataset(paths, RestoreDataConfig(crop_px=16, cache_gb=3500e-9), 1)  # space for two images of 1600 to 1680 bytes
     for index in range(3):
         crops[SampleKey(index, 0)]
     assert sorted(crops.kept) == [0, 1]
 
 
-def test_jpeg_blocks_lie_anywhere_in_a_crop(tmp_path: Path) -> None:
+def test_jpeg_blocks_have_random_offsets_in_a_crop(tmp_path: Path) -> None:
     """The largest steps of the compressed crops are not always at the same columns."""
     crops = CropDataset(
         sorted(write_images(tmp_path / "a", side=80).iterdir()), RestoreDataConfig(degradation="jpeg", quality=5, crop_px=32), 1
@@ -211,12 +211,12 @@ def scores_of_input(folder: Path, channels: int, **data: object) -> dict[str, fl
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_noisy_input_scores_what_its_sigma_says(channels: int, tmp_path: Path) -> None:
+def test_psnr_of_the_noisy_input_matches_sigma(channels: int, tmp_path: Path) -> None:
     scores = scores_of_input(write_images(tmp_path / "a", side=200, mode="RGB"), channels, sigma=15)
     assert scores["degraded_psnr"] == pytest.approx(20 * np.log10(255 / 15), abs=0.05)  # 24.61
 
 
-def test_the_compressed_input_scores_what_pillows_encoder_gives(tmp_path: Path) -> None:
+def test_psnr_of_the_compressed_input_matches_pillow(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "a", side=96)
     scores = scores_of_input(folder, 1, degradation="jpeg", quality=30)
     expected = []
@@ -232,7 +232,7 @@ def test_the_compressed_input_scores_what_pillows_encoder_gives(tmp_path: Path) 
     ("change", "message"),
     [(dict(crop_px=4), "data.crop_px"), (dict(sigma=-1), "data.sigma"), (dict(quality=0), "data.quality")],
 )
-def test_refusals(change: dict[str, object], message: str) -> None:
+def test_invalid_settings_raise(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RestoreDataConfig(**change).check()
 
@@ -245,7 +245,7 @@ def test_missing_folders_are_named() -> None:
 
 
 @pytest.mark.parametrize("degradation", ["noise", "jpeg"])
-def test_gray_is_learned_from_black_to_white(degradation: Literal["noise", "jpeg"], tmp_path: Path) -> None:
+def test_gray_training_range(degradation: Literal["noise", "jpeg"], tmp_path: Path) -> None:
     for name in "ab":
         Image.new("RGB", (16, 16), "white").save(tmp_path / f"{name}.png")
     crops = CropDataset(sorted(tmp_path.iterdir()), RestoreDataConfig(degradation=degradation, crop_px=8), 1)
@@ -256,7 +256,7 @@ def test_gray_is_learned_from_black_to_white(degradation: Literal["noise", "jpeg
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_deep_tiffs_are_turned_as_the_camera_was_held(orientation: int, tmp_path: Path) -> None:
+def test_16_bit_tiff_orientation(orientation: int, tmp_path: Path) -> None:
     values = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3)
     for bits, name in ((8, "a.tif"), (16, "b.tif")):
         pixels = values if bits == 8 else values.astype(np.uint16) * 257
@@ -266,13 +266,13 @@ def test_deep_tiffs_are_turned_as_the_camera_was_held(orientation: int, tmp_path
     np.testing.assert_array_equal(deep // 257, shallow)
 
 
-def test_gray_tiffs_whose_zero_is_white(tmp_path: Path) -> None:
+def test_gray_tiff_with_white_as_zero(tmp_path: Path) -> None:
     values = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
     tifffile.imwrite(tmp_path / "a.tif", values, photometric="miniswhite")
     np.testing.assert_array_equal(read_pixels(tmp_path / "a.tif")[..., 0], 65535 - values)
 
 
-def test_one_transparent_colour_becomes_transparency(tmp_path: Path) -> None:
+def test_transparent_colour_becomes_alpha(tmp_path: Path) -> None:
     Image.fromarray(np.array([[10, 20]], dtype=np.uint8)).save(tmp_path / "gray.png", transparency=20)
     Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], dtype=np.uint8)).save(tmp_path / "rgb.png", transparency=(1, 2, 3))
     assert read_pixels(tmp_path / "gray.png").tolist() == [[[10, 255], [20, 0]]]

@@ -1,4 +1,4 @@
-"""Restoration networks, their tiles and their recipes."""
+"""Restoration networks, tiled inference and recipes."""
 
 import pytest
 import torch
@@ -22,9 +22,9 @@ def small(name: str, in_chans: int = 1) -> torch.nn.Module:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("shape", [(2, 1, 16, 16), (1, 3, 13, 37), (1, 1, 1, 1)])
-def test_any_size_comes_back_and_begins_as_it_is(name: str, shape: tuple[int, ...]) -> None:
+def test_any_size_and_identity_at_initialization(name: str, shape: tuple[int, ...]) -> None:
     model, x = small(name, shape[1]).eval(), torch.rand(shape)
-    torch.testing.assert_close(model(x), x)  # nothing learned yet: nothing changed
+    torch.testing.assert_close(model(x), x)  # the identity before training
     for parameter in model.conv_out.parameters():
         torch.nn.init.normal_(parameter)
     y = model(x)
@@ -34,7 +34,7 @@ def test_any_size_comes_back_and_begins_as_it_is(name: str, shape: tuple[int, ..
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_parameter_learns(name: str) -> None:
+def test_every_parameter_has_a_gradient(name: str) -> None:
     model = small(name)
     torch.nn.init.normal_(model.conv_out.weight, std=0.1)
     charbonnier(model(torch.rand(2, 1, 24, 24)), torch.rand(2, 1, 24, 24)).backward()
@@ -53,7 +53,7 @@ def test_checkpointing_changes_nothing() -> None:
             torch.testing.assert_close(a, b)
 
 
-def test_the_papers_networks() -> None:
+def test_network_sizes_match_the_papers() -> None:
     with torch.device("meta"):
         counts = {
             name: sum(p.numel() for p in create_restorer(name).parameters()) for name in ("tailprop_ir", "swinir", "dncnn")
@@ -62,20 +62,20 @@ def test_the_papers_networks() -> None:
     assert counts["swinir"] == pytest.approx(11.5e6, rel=0.01)  # SwinIR's README
     assert counts["tailprop_ir"] == pytest.approx(10.6e6, rel=0.01)
     assert counts["dncnn"] == pytest.approx(556e3, rel=0.01)  # 17 layers
-    assert len(colour.layers) == 18  # and the first and the last: 20
+    assert len(colour.layers) == 18  # 20 with the first and the last
     body = TailPropIR(**{**RESTORERS["tailprop_ir"], "dim": 12})
     assert [len(group.layers) for group in body.groups] == [6] * 6
 
 
-def test_no_parameter_of_ours_knows_the_size_and_training_size_is_free() -> None:
+def test_restorer_parameters_do_not_depend_on_image_size() -> None:
     model = small("tailprop_ir_light").eval()
     torch.nn.init.normal_(model.conv_out.weight, std=0.1)
     for side in (16, 30, 300):
         assert model(torch.rand(1, 1, side, 20)).shape == (1, 1, side, 20)
 
 
-def test_windows_are_swinirs() -> None:
-    """A change in one window reaches no further than the shifted windows of the second layer, and the convolutions."""
+def test_window_attention_has_swinirs_reach() -> None:
+    """A change in one window reaches only the shifted windows of the second layer and the convolutions around."""
     model = TailPropIR(1, 8, (2,), "window", num_heads=2, window_px=4).eval()
     torch.nn.init.normal_(model.conv_out.weight)
     x = torch.rand(1, 1, 32, 32)
@@ -97,7 +97,7 @@ def test_windows_are_swinirs() -> None:
         (dict(widht=3), "does not take these arguments"),
     ],
 )
-def test_refused_networks(settings: dict[str, object], message: str) -> None:
+def test_invalid_networks_raise(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         create_restorer("tailprop_ir_light", **settings)
     with pytest.raises(ValueError, match="unknown restoration model"):
@@ -109,7 +109,7 @@ def test_charbonnier() -> None:
     assert charbonnier(torch.zeros(2), torch.zeros(2), 1e-3).item() == pytest.approx(1e-3)
 
 
-def test_tiles_of_a_local_network_are_the_whole() -> None:
+def test_tiles_of_a_local_network_match_the_whole() -> None:
     model = DnCNN(1, 4, 4).eval()
     torch.nn.init.normal_(model.conv_out.weight)
     x = torch.rand(1, 1, 70, 53)
@@ -126,7 +126,7 @@ def test_tiles_cover_every_pixel_once(size: tuple[int, int], tile: int, overlap:
     torch.testing.assert_close(restore_tiled(torch.nn.Identity(), x, tile, overlap), x, rtol=0, atol=1e-6)
 
 
-def test_refused_tiles() -> None:
+def test_invalid_tiles_raise() -> None:
     with pytest.raises(ValueError, match="tile_px"):
         restore_tiled(torch.nn.Identity(), torch.rand(1, 1, 40, 40), 8, 0)
     with pytest.raises(ValueError, match="overlap_px"):
@@ -137,7 +137,7 @@ def test_refused_tiles() -> None:
     ("name", "channels", "crop", "paper"),
     [("dfwb_gray_s15", 1, 128, 33.51), ("dfwb_color_s15", 3, 128, 35.69), ("dfwb_jpeg_q40", 1, 126, 34.72)],
 )
-def test_dfwb_is_the_papers(name: str, channels: int, crop: int, paper: float) -> None:
+def test_dfwb_recipes_match_the_paper(name: str, channels: int, crop: int, paper: float) -> None:
     config = build(RestoreConfig, read_recipe(find_recipe(name)))
     config.check()
     assert (config.model.name, config.model.in_chans, config.paper_psnr["tailprop_ir"]) == ("tailprop_ir", channels, paper)
@@ -149,8 +149,8 @@ def test_dfwb_is_the_papers(name: str, channels: int, crop: int, paper: float) -
     assert rates == pytest.approx([2e-4, 2e-4, 1e-4, 5e-5, 2.5e-5, 1.25e-5])
 
 
-def test_swinir_takes_its_mean_off_colour() -> None:
-    """An image of that mean is zero inside, and so is what the first convolution makes of it but for its bias."""
+def test_swinir_subtracts_the_mean_of_colour_images() -> None:
+    """An image of that mean is zero inside the network, and the first convolution returns its bias."""
     model = create_restorer("swinir_light", 3, dim=8, depths=[1], num_heads=2, window_px=4)
     seen: list[torch.Tensor] = []
     model.conv_in.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
@@ -166,22 +166,22 @@ def test_swinir_takes_its_mean_off_colour() -> None:
         ({"window_px": 0}, "window_px must be at least 1"),
         ({"num_heads": 0}, "num_heads must be at least 1"),
         ({"embedding_px": 0}, "embedding_px must be at least 1"),
-        ({"img_range": 0.0}, "img_range is what white is inside the network"),
-        ({"mlp_ratio": 0.0}, "mlp_ratio leaves the MLP without a channel"),
+        ({"img_range": 0.0}, "img_range, the value of white inside the network, must be positive"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio must give the MLP at least one channel"),
     ],
 )
-def test_settings_of_a_body_that_cannot_be(settings: dict[str, float], message: str) -> None:
+def test_invalid_body_settings_raise(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         create_restorer("swinir_light", 1, **settings)
 
 
-def test_heads_concern_window_attention_alone() -> None:
+def test_num_heads_is_checked_for_window_attention_only() -> None:
     create_restorer("tailprop_ir_light", 1, dim=10, depths=[1])
     with pytest.raises(ValueError, match="multiple of the 4 heads"):
         create_restorer("swinir_light", 1, dim=10, depths=[1])
 
 
-def test_tiles_begin_where_patches_and_windows_do() -> None:
+def test_tiles_are_aligned_with_patches_and_windows() -> None:
     starts: list[int] = []
 
     class Seen(torch.nn.Module):
@@ -191,14 +191,14 @@ def test_tiles_begin_where_patches_and_windows_do() -> None:
             starts.append(int(x[0, 0, 0, 0]))
             return x
 
-    x = torch.arange(200.0).expand(1, 1, 64, 200)  # every pixel says its column
+    x = torch.arange(200.0).expand(1, 1, 64, 200)  # the value of a pixel is its column
     restore_tiled(Seen(), x, 64, 16)
     assert starts[0] == 0
     assert len(starts) > 2
     assert all(start % 24 == 0 for start in starts)  # multiples of 12 and of JPEG's 8
 
 
-def test_what_a_pixel_costs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_restore(capsys: pytest.CaptureFixture[str]) -> None:
     from tailprop.tasks.restore import bench as bench_restore
 
     rows = [bench_restore.measure("tailprop_ir_light", side, 1, dict(dim=8, depths=(1,))) for side in (16, 48)]

@@ -18,14 +18,14 @@ from tests.helpers.runs import fork, losses
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, with its images and its recipe beside it."""
+    """A finished run, next to its images and its recipe."""
     here = tmp_path_factory.mktemp("restore")
     recipe = write_recipe(here / "r.yaml", write_images(here / "train"), write_images(here / "test", count=5, side=33))
     assert tailprop_cli.main(["train", str(recipe), "--run.out", str(here / "run")]) == 0
     return here
 
 
-def test_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.loads(line) for line in (trained / "run/metrics.jsonl").read_text().splitlines()]
     epochs = [row for row in rows if row["kind"] == "epoch"]
     assert [set(row) >= {"psnr", "ssim"} for row in epochs] == [True, True]
@@ -43,13 +43,13 @@ def test_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(list((trained / "p").glob("*.png"))) == 5
 
 
-def test_a_killed_run_resumes_to_the_same_weights(trained: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_to_the_same_weights(trained: Path, tmp_path: Path) -> None:
     recipe = str(trained / "r.yaml")
     assert (
         tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a"), "--optim.epochs", "2", "--run.eval-every", "2"])
         == 0
     )
-    # stopped in the middle of the second epoch: the checkpoint of step 6 is what is left
+    # stopped in the middle of the second epoch: the last checkpoint is that of step 6
     full = losses(tmp_path / "a")
     from tailprop.engine import trainer as engine
 
@@ -73,7 +73,7 @@ def test_a_killed_run_resumes_to_the_same_weights(trained: Path, tmp_path: Path)
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_two_processes_score_as_one(trained: Path) -> None:
+def test_two_processes_have_the_scores_of_one(trained: Path) -> None:
     for processes in (1, 2):
         out = fork(["eval", str(trained / "run"), "--out", str(trained / f"{processes}.json")], processes)
         assert out.returncode == 0, out.stderr
@@ -83,13 +83,13 @@ def test_two_processes_score_as_one(trained: Path) -> None:
         assert two["mean"][name] == pytest.approx(value, abs=1e-6)
 
 
-def test_eval_draws_each_image_and_writes_over_none(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_draws_each_image_and_overwrites_none(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = write_images(tmp_path / "test", count=2, side=33)
     write_images(images / "sub", count=1, side=33)
     before = (images / "0.png").read_bytes()
     command = ["eval", str(trained / "run"), "--data.test", str(images), "--threads", "1"]
     assert tailprop_cli.main([*command, "--images", str(images)]) == 2
-    assert "would be written over" in capsys.readouterr().err
+    assert "would be overwritten" in capsys.readouterr().err
     assert (images / "0.png").read_bytes() == before
     out = tmp_path / "drawn"
     args = [*command, "--images", str(out), "--out", str(tmp_path / "n.json"), "--tile-px", "16"]
@@ -107,16 +107,14 @@ def test_eval_draws_each_image_and_writes_over_none(trained: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["text", "small"])
-def test_test_images_that_cannot_be_measured(
-    damage: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They stop a training before it begins, and an evaluation before its first image; or they are left out."""
+def test_broken_test_images(damage: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They stop training and evaluation before the first image, or are skipped."""
     images = write_images(tmp_path / "test", count=1, side=33)
     if damage == "text":
         (images / "x.png").write_text("no image")
     else:
         Image.new("L", (40, 8)).save(images / "x.png")
-    reason = "x.png: not an image" if damage == "text" else "x.png: SSIM needs at least 11x11 px, it has 40x8"
+    reason = "x.png: not an image" if damage == "text" else "x.png: SSIM needs at least 11x11 px, the image has 40x8"
     recipe = str(write_recipe(tmp_path / "r.yaml", trained / "train", images, optim={"epochs": 1}))
     assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a")]) == 2
     assert reason in capsys.readouterr().err
@@ -128,7 +126,7 @@ def test_test_images_that_cannot_be_measured(
     assert "mean of 1" in capsys.readouterr().out
     (images / "0.png").unlink()
     assert tailprop_cli.main([*command, "--data.on-broken", "skip"]) == 2
-    assert f"no image could be restored; the first of 1 broken: {images}/{reason}" in capsys.readouterr().err
+    assert f"no image could be restored; the first of 1 broken images: {images}/{reason}" in capsys.readouterr().err
 
 
 def test_colour_from_training_to_prediction(tmp_path: Path) -> None:
@@ -166,7 +164,7 @@ def predict(trained: Path, *args: object) -> int:
     return tailprop_cli.main(["predict", str(trained / "run"), *map(str, args), "--threads", "1"])
 
 
-def test_weights_without_their_run(trained: Path, tmp_path: Path) -> None:
+def test_weights_without_run_folder(trained: Path, tmp_path: Path) -> None:
     shutil.copy(trained / "run" / "model.safetensors", tmp_path / "mine.safetensors")
     for name, where in (("run", trained / "run"), ("mine", tmp_path / "mine.safetensors")):
         args = ["predict", str(where), str(trained / "test"), "--out", str(tmp_path / name), "--threads", "1"]
@@ -176,7 +174,7 @@ def test_weights_without_their_run(trained: Path, tmp_path: Path) -> None:
     assert all(path.read_bytes() == (tmp_path / "mine" / path.name).read_bytes() for path in restored)
 
 
-def test_predict_keeps_bits_channels_and_transparency(trained: Path, tmp_path: Path) -> None:
+def test_predict_keeps_bit_depth_channels_and_alpha(trained: Path, tmp_path: Path) -> None:
     images = tmp_path / "in"
     images.mkdir()
     photo = Image.fromarray(photograph(30))
@@ -203,7 +201,7 @@ def test_predict_keeps_bits_channels_and_transparency(trained: Path, tmp_path: P
         "sub/RGB.png": ((30, 30, 3), "uint8"),
     }
     np.testing.assert_array_equal(shapes["RGBA.png"][..., 3], np.asarray(alpha))
-    assert len(np.unique(shapes["deep.png"] % 257)) > 20  # not 8 bits in disguise
+    assert len(np.unique(shapes["deep.png"] % 257)) > 20  # really more than 8 bits
     assert np.abs(shapes["RGB.png"].astype(int) - photograph(30)).mean() < 40
 
 
@@ -218,7 +216,7 @@ def test_predict_in_tiles(trained: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert np.abs(tiled - whole).max() <= 8
 
 
-def test_what_cannot_be_read_is_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_images_are_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.png").write_text("hello")
     assert predict(trained, tmp_path / "text.png", "--out", tmp_path / "out") == 2
     assert capsys.readouterr().err.splitlines() == [f"tailprop: {tmp_path}/text.png: not an image"]
@@ -226,22 +224,22 @@ def test_what_cannot_be_read_is_named(trained: Path, tmp_path: Path, capsys: pyt
     assert predict(trained, tmp_path / "text.png", tmp_path / "good.png", "--out", tmp_path / "out") == 0
     assert "skipped" in capsys.readouterr().err
     assert predict(trained, tmp_path / "good.png", "--out", tmp_path) == 2
-    assert "would be written over" in capsys.readouterr().err
+    assert "would be overwritten" in capsys.readouterr().err
     assert predict(trained, tmp_path / "good.png", "--overlap-px", 400) == 2
-    assert "may share at most half" in capsys.readouterr().err
+    assert "overlap_px may be at most half of tile_px" in capsys.readouterr().err
 
 
-def test_a_broken_training_image(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_training_image(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_images(tmp_path / "train")
     (folder / "x.png").write_text("no image")
     recipe = str(write_recipe(tmp_path / "r.yaml", folder, trained / "test", optim={"epochs": 1}))
     assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "a")]) == 2
     assert "not an image; fix or remove it" in capsys.readouterr().err
     assert tailprop_cli.main(["train", recipe, "--run.out", str(tmp_path / "b"), "--data.on-broken", "skip"]) == 0
-    assert "left out" in capsys.readouterr().err
+    assert "skipped" in capsys.readouterr().err
 
 
-def test_the_study_of_restorers(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restorer_study(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tailprop.studies import restorers
 
     names = ("tailprop_ir_light", "identity_ir_light")
@@ -249,7 +247,7 @@ def test_the_study_of_restorers(trained: Path, tmp_path: Path, monkeypatch: pyte
     command = ["restorers", "--train", str(trained / "train"), "--test", str(trained / "test"), "--minutes", "0.0001"]
     command += ["--recipe", str(trained / "r.yaml"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "a.csv")]
     assert tailprop_cli.main([*command, "--only", names[0]]) == 0
-    assert tailprop_cli.main([*command, "--only", *names]) == 0  # the first is finished and stays
+    assert tailprop_cli.main([*command, "--only", *names]) == 0  # the first is finished and kept
     lines = (tmp_path / "a.csv").read_text().splitlines()
     assert lines[0].startswith("network,recipe,minutes,parameters,steps")
     assert {line.split(",")[0] for line in lines[1:]} == set(names)

@@ -1,4 +1,4 @@
-"""Folders of images and label maps, sound and damaged; transforms that keep images and labels together."""
+"""Valid and invalid folders of images and label maps, and transforms of images with labels."""
 
 import random
 import struct
@@ -57,14 +57,14 @@ def read(root: Path, classes: int = 3, first_label: int = 1) -> Any:
     return part, [read_pair(pair, classes, first_label) for pair in part.pairs]
 
 
-def test_ade20k_folders_give_the_exact_labels(tmp_path: Path) -> None:
+def test_ade20k_folders_have_exact_labels(tmp_path: Path) -> None:
     write_ade20k(tmp_path, SMALL, train=2, val=2)
     part = open_labelled(SegmentDataConfig(root=tmp_path), "validation")
     assert part.classes == NAMES
     for number, (image, labels, index) in enumerate(SegmentationDataset(part)[SampleKey(i, i)][0] for i in range(2)):
         scene = make_scene(SMALL, 2 + number)
         assert index == number
-        assert np.array_equal(labels.numpy(), scene.labels().astype(int) - 1)  # 0, where nobody says, becomes IGNORE
+        assert np.array_equal(labels.numpy(), scene.labels().astype(int) - 1)  # 0, which is unlabelled, becomes IGNORE
         assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - scene.image).mean() < 16  # JPEG
     assert IGNORE == -1
 
@@ -89,23 +89,23 @@ def test_lists_of_classes(tmp_path: Path) -> None:
     (tmp_path / "table.txt").write_text("Ratio\tName\n0.2\tcat\n")
     with pytest.raises(ValueError, match="has no column Idx"):
         read_classes(tmp_path / "table.txt")
-    (tmp_path / "table.txt").write_text("Name\ncat\n")  # a list whose first class is called so
+    (tmp_path / "table.txt").write_text("Name\ncat\n")  # a plain list whose first class is called Name
     assert read_classes(tmp_path / "table.txt") == ClassList(("Name", "cat"), first_label=0)
     for labels in (("3", "5"), ("x", "1")):
         (tmp_path / "table.txt").write_text(f"Idx\tName\n{labels[0]}\tcat\n{labels[1]}\tdog\n")
-        with pytest.raises(ValueError, match=r"the column Idx of .*table\.txt must count up by one"):
+        with pytest.raises(ValueError, match=r"the labels in column Idx of .*table\.txt must be consecutive"):
             read_classes(tmp_path / "table.txt")
     (tmp_path / "twice.txt").write_text("cat\ncat\n")
-    with pytest.raises(ValueError, match="names 'cat' twice"):
+    with pytest.raises(ValueError, match="has 'cat' twice"):
         read_classes(tmp_path / "twice.txt")
     with pytest.raises(ValueError, match="no list of classes nowhere"):
         find_classes(tmp_path, "nowhere.txt")
-    with pytest.raises(ValueError, match="write their names into"):
+    with pytest.raises(ValueError, match="write their names to"):
         find_classes(tmp_path / "labels", None)
 
 
 @pytest.mark.parametrize(("first", "expected"), [(1, [-1, 0, 1, 2, -1]), (0, [0, 1, 2, 3, -1]), (2, [-1, -1, 0, 1, -1])])
-def test_numbers_become_classes(first: int, expected: list[int], tmp_path: Path) -> None:
+def test_pixel_values_become_class_indices(first: int, expected: list[int], tmp_path: Path) -> None:
     write_pair(tmp_path, "a", [[0, 1, 2, 3, 255]])
     labels = read_labels(tmp_path / "labels" / "a.png", 4, first)
     assert labels.tolist() == [expected]
@@ -125,11 +125,11 @@ def test_label_maps_with_palette_or_16_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "size", "name", "reason"),
     [
-        ([[1, 2], [3, 9]], None, "labels/a.png", "it has labels that are no class: 9 (1 pixels); the 3 classes have 1 to 3"),
-        ([[1, 2], [3, 3]], (5, 4), "labels/a.png", "it is 2x2, its image"),
+        ([[1, 2], [3, 9]], None, "labels/a.png", "it has labels that are not a class: 9 (1 pixels); the 3 classes are 1 to 3"),
+        ([[1, 2], [3, 3]], (5, 4), "labels/a.png", "it is 2x2, but its image"),
     ],
 )
-def test_a_bad_label_map_is_named(labels: Any, size: Any, name: str, reason: str, tmp_path: Path) -> None:
+def test_invalid_label_map_is_named(labels: Any, size: Any, name: str, reason: str, tmp_path: Path) -> None:
     write_pair(tmp_path, "a", labels, size)
     _, (found,) = read(tmp_path)
     assert isinstance(found, Broken)
@@ -138,7 +138,7 @@ def test_a_bad_label_map_is_named(labels: Any, size: Any, name: str, reason: str
 
 
 @pytest.mark.parametrize(("bits", "pixels"), [(1, 0b01000000), (2, 0b00011011), (4, 0x0123)])
-def test_gray_of_few_bits_holds_numbers(bits: int, pixels: int, tmp_path: Path) -> None:
+def test_label_maps_with_few_bits(bits: int, pixels: int, tmp_path: Path) -> None:
     values = [0, 1] if bits == 1 else [0, 1, 2, 3]
     row = b"\0" + pixels.to_bytes(2 if bits == 4 else 1, "big")
     chunks = [
@@ -165,7 +165,7 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
     }
     assert [str(item) for item in found] == [
         f"{tmp_path}/images/c.jpg: not an image",
-        f"{tmp_path}/labels/d.png: its pixels are RGB, a label map has one number for each",
+        f"{tmp_path}/labels/d.png: its mode is RGB, but a label map has one value per pixel",
     ]
     for path in (tmp_path / "labels").iterdir():
         path.unlink()
@@ -173,7 +173,7 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
         read_labelled(tmp_path / "images", tmp_path / "labels", ["a"], 1)
 
 
-def test_in_training_a_good_image_takes_the_place_of_a_broken_one(tmp_path: Path) -> None:
+def test_broken_image_is_replaced_in_training(tmp_path: Path) -> None:
     write_pair(tmp_path, "a", np.full((40, 40), 9))
     write_pair(tmp_path, "b", np.full((40, 40), 2))
     part, _ = read(tmp_path)
@@ -185,7 +185,7 @@ def test_in_training_a_good_image_takes_the_place_of_a_broken_one(tmp_path: Path
     assert collate([SegmentationDataset(part)[SampleKey(0, 0)]]).indices == []
 
 
-def test_other_classes_than_the_models_are_translated(tmp_path: Path) -> None:
+def test_classes_are_mapped_to_those_of_the_model(tmp_path: Path) -> None:
     write_pair(tmp_path, "a", [[0, 1, 2, 3]])
     part, _ = read(tmp_path)
     (example,) = SegmentationDataset(part, order=[7, 0, 5])[SampleKey(0, 0)]
@@ -197,7 +197,7 @@ def test_other_classes_than_the_models_are_translated(tmp_path: Path) -> None:
 
 
 def coded(h: int, w: int) -> tuple[Tensor, Tensor]:
-    """Labels in large patches and an image whose red says which, so that one can be told from the other."""
+    """Labels in large patches and an image whose red channel encodes them."""
     coarse = torch.randint(0, 6, (1, 1, -(-h // 24), -(-w // 24)), generator=torch.Generator().manual_seed(0))
     labels = coarse.repeat_interleave(24, 2).repeat_interleave(24, 3)[0, 0, :h, :w].to(torch.int16)
     image = torch.stack([labels * 40, labels.flip(0) * 0 + 90, labels * 0]).to(torch.uint8)
@@ -205,7 +205,7 @@ def coded(h: int, w: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("size", [(96, 160), (61, 45), (200, 33)])
-def test_labels_stay_on_their_pixels(size: tuple[int, int]) -> None:
+def test_augmentation_keeps_labels_aligned(size: tuple[int, int]) -> None:
     image, labels = coded(*size)
     augment = Augment(SegmentAugmentConfig(crop_px=64, distort=0.0), 48, 192)
     for seed in range(12):
@@ -214,14 +214,14 @@ def test_labels_stay_on_their_pixels(size: tuple[int, int]) -> None:
         assert cut.shape == (3, 64, 64)
         assert known.shape == (64, 64)
         inside = known != IGNORE
-        assert (cut[:, ~inside] == torch.tensor(GROUND, dtype=torch.uint8)[:, None]).all()  # what is added counts nowhere
+        assert (cut[:, ~inside] == torch.tensor(GROUND, dtype=torch.uint8)[:, None]).all()  # padding is ignored
         assert (cut[1][inside] == 90).all()
-        exact = (cut[0].float() / 40 - known).abs()[inside] < 0.5  # bilinear edges aside
+        exact = (cut[0].float() / 40 - known).abs()[inside] < 0.5  # except at bilinear edges
         assert exact.float().mean() > 0.8
         assert (cut[0] == known * 40)[inside].float().mean() > 0.6
 
 
-def test_resizing_is_torchvisions() -> None:
+def test_resize_matches_torchvision() -> None:
     image, labels = coded(50, 80)
     small, known = resize(image, labels, 33, 1000)
     assert small.shape == (3, 33, 53)  # 80 * 33 / 50 = 52.8
@@ -229,7 +229,7 @@ def test_resizing_is_torchvisions() -> None:
     assert (small - theirs).abs().max() <= 0.5
     nearest = v2.functional.resize(labels[None].float(), [33, 53], v2.InterpolationMode.NEAREST_EXACT)[0]
     assert torch.equal(known.float(), nearest)
-    assert resize(image, labels, 500, 40)[1].shape == (25, 40)  # the longer side decides
+    assert resize(image, labels, 500, 40)[1].shape == (25, 40)  # limited by the longer side
 
 
 def test_padding_is_zero_for_the_model() -> None:
@@ -240,7 +240,7 @@ def test_padding_is_zero_for_the_model() -> None:
     assert torch.allclose(normalise(image), theirs, atol=1e-6)
 
 
-def test_cuts_with_nearly_one_class_are_avoided() -> None:
+def test_crops_dominated_by_one_class_are_avoided() -> None:
     labels = torch.zeros(64, 256, dtype=torch.int16)
     labels[:, 200:] = 1
     labels[:, 230:] = 2
@@ -259,7 +259,7 @@ def test_cuts_with_nearly_one_class_are_avoided() -> None:
     assert not is_mixed(torch.tensor([IGNORE]), 0.75)
 
 
-def test_colours_are_distorted_and_nothing_else() -> None:
+def test_photometric_distortion() -> None:
     image = torch.randint(0, 256, (3, 20, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert torch.equal(distort(image, 0.0), image)
     random.seed(0)
@@ -269,11 +269,11 @@ def test_colours_are_distorted_and_nothing_else() -> None:
     gray = torch.full((3, 8, 8), 120, dtype=torch.uint8)
     for _ in range(20):
         result = distort(gray, 1.0)
-        assert (result == result[0, 0, 0]).all()  # hue and saturation leave gray alone
+        assert (result == result[0, 0, 0]).all()  # hue and saturation do not change gray
         assert (120 - 32) * 0.5 - 1 <= result[0, 0, 0] <= (120 + 32) * 1.5 + 1
 
 
-def test_hue_turns_as_torchvision_turns_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hue_matches_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     image = torch.randint(0, 256, (3, 20, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     draws = iter([1.0, 1.0, 1.0, 0.0, 1.0])  # neither contrast nor brightness nor saturation, but hue
     monkeypatch.setattr("random.random", lambda: next(draws))
@@ -282,10 +282,10 @@ def test_hue_turns_as_torchvision_turns_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert (distort(image, 0.5).int() - theirs.int()).abs().float().mean() < 3  # eight bits of hue
 
 
-def test_an_example_is_a_function_of_its_key(tmp_path: Path) -> None:
+def test_example_is_a_function_of_its_key(tmp_path: Path) -> None:
     ensure_ade20k(tmp_path, SMALL, 2, 1)
-    ensure_ade20k(tmp_path, SMALL, 2, 1)  # made once
-    with pytest.raises(ValueError, match="made with other settings"):
+    ensure_ade20k(tmp_path, SMALL, 2, 1)  # generated once
+    with pytest.raises(ValueError, match="generated with other settings"):
         ensure_ade20k(tmp_path, SMALL, 3, 1)
     part = open_labelled(SegmentDataConfig(root=tmp_path), "train")
     data = SegmentationDataset(part, Augment(SegmentAugmentConfig(crop_px=48), 64, 64))
@@ -296,7 +296,7 @@ def test_an_example_is_a_function_of_its_key(tmp_path: Path) -> None:
     assert not torch.equal(first[0], other[0])
 
 
-def test_the_fingerprint_sees_other_files_and_classes(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_files_and_classes(tmp_path: Path) -> None:
     write_pair(tmp_path, "a", [[1, 2]])
     before = read(tmp_path)[0].fingerprint()
     assert read(tmp_path)[0].fingerprint() == before
@@ -305,7 +305,7 @@ def test_the_fingerprint_sees_other_files_and_classes(tmp_path: Path) -> None:
     assert read(tmp_path)[0].fingerprint() != before
 
 
-def test_images_and_label_maps_may_lie_side_by_side(tmp_path: Path) -> None:
+def test_images_and_label_maps_in_one_folder(tmp_path: Path) -> None:
     write_pair(tmp_path, "a", [[1, 2]])
     (tmp_path / "labels" / "a.png").rename(tmp_path / "images" / "a.png")
     part = read_labelled(tmp_path / "images", tmp_path / "images", ["c0", "c1"], 1)

@@ -51,12 +51,12 @@ def test_any_backbone_every_parameter_any_size(name: str) -> None:
     assert logits.shape == auxiliary.shape == (2, 5, 64, 96)
     (logits.square().mean() + auxiliary.square().mean()).backward()
     unreached = [n for n, p in model.named_parameters() if p.grad is None]
-    assert not unreached  # distributed training would wait for them
+    assert not unreached  # DDP would wait for them
     with torch.no_grad():
         assert model.eval()(torch.rand(1, 3, 45, 91)).shape == (1, 5, 45, 91)
 
 
-def test_a_norm_on_every_stage_before_both_heads() -> None:
+def test_every_stage_has_a_norm_before_both_heads() -> None:
     model = small_segmenter(**NARROW)
     assert [norm.weight.shape[0] for norm in model.norms] == [8, 16, 24, 32]
     seen: list[Tensor] = []
@@ -70,7 +70,7 @@ def test_a_norm_on_every_stage_before_both_heads() -> None:
         assert stage.var(1, correction=0).median().item() == pytest.approx(1, abs=0.05)
 
 
-def test_the_decoder_is_that_of_segmentation_models_pytorch() -> None:
+def test_decoder_matches_segmentation_models_pytorch() -> None:
     ours = small_segmenter(**NARROW).eval()
     theirs = smp.UPerNet("tu-tailprop_pico", encoder_weights=None, decoder_channels=16, classes=5, **NARROW).eval()
     missing, _ = theirs.encoder.model.load_state_dict(ours.backbone.state_dict(), strict=False)
@@ -87,7 +87,7 @@ def test_the_decoder_is_that_of_segmentation_models_pytorch() -> None:
     assert pooled == [1, 2, 3, 6]
 
 
-def test_logits_are_enlarged_without_aligned_corners() -> None:
+def test_logits_are_upsampled_without_aligned_corners() -> None:
     model = small_segmenter(**NARROW).eval()
     coarse: list[Tensor] = []
     model.head.register_forward_hook(lambda _, __, out: coarse.append(out))
@@ -97,14 +97,14 @@ def test_logits_are_enlarged_without_aligned_corners() -> None:
     assert torch.equal(logits, F.interpolate(coarse[0], (64, 64), mode="bilinear", align_corners=False))
 
 
-def test_a_segmenter_without_auxiliary_head() -> None:
+def test_segmenter_without_auxiliary_head() -> None:
     config = SegmenterConfig(channels=16, aux_weight=0)
     model, _ = create_segmenter(ModelConfig(name="tailprop_pico", args=NARROW), 5, config)
     assert model.aux is None
     assert model.train()(torch.rand(2, 3, 64, 64)).shape == (2, 5, 64, 64)
 
 
-def test_decay_spares_norms_biases_and_what_the_backbone_excepts() -> None:
+def test_no_weight_decay_on_norms_biases_and_excluded_parameters() -> None:
     model = small_segmenter(**NARROW)
     groups = build_optimizer(model, OptimConfig(weight_decay=0.01)).param_groups
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
@@ -114,19 +114,19 @@ def test_decay_spares_norms_biases_and_what_the_backbone_excepts() -> None:
         assert decay[id(parameter)] == (0.0 if parameter.ndim < 2 or name in excluded else 0.01), name
 
 
-def test_checkpoints_of_classifiers_and_segmenters_start_a_segmenter(tmp_path: Path) -> None:
+def test_warm_start_from_classifiers_and_segmenters(tmp_path: Path) -> None:
     classifier = timm.create_model("tailprop_pico", num_classes=5, **NARROW)
     save_file(classifier.state_dict(), tmp_path / "c.safetensors")
     config = ModelConfig(name="tailprop_pico", args=NARROW, init=str(tmp_path / "c.safetensors"))
     model, taken = create_segmenter(config, 5, SMALL)
     assert taken is not None
-    assert not taken.fresh  # the whole backbone; only the classifier's own end is left over
+    assert not taken.fresh  # the whole backbone; only the classifier's head is unused
     assert all(name.startswith(("norm.", "head.")) for name in taken.unused)
     save_file(model.state_dict(), tmp_path / "s.safetensors")
     config = ModelConfig(name="tailprop_pico", args=NARROW, init=str(tmp_path / "s.safetensors"))
     other, taken = create_segmenter(config, 9, SMALL)
     assert taken is not None
-    assert all(name.startswith(("head.", "aux.4.")) for name in taken.fresh)  # nine classes in place of five
+    assert all(name.startswith(("head.", "aux.4.")) for name in taken.fresh)  # nine classes instead of five
     assert torch.equal(other.decoder.fusion_block[0].weight, model.decoder.fusion_block[0].weight)
 
 
@@ -140,8 +140,8 @@ def test_checkpoints_of_classifiers_and_segmenters_start_a_segmenter(tmp_path: P
         ("tailprop_base", 291, 0.03),
     ],
 )
-def test_multiply_adds_are_counted_as_published(name: str, published: int, within: float) -> None:
-    """UPerNet at 512x512 in the papers of ConvNeXt and Swin (a quarter of what they give at 2048x512), and in ours."""
+def test_multiply_adds_match_published_values(name: str, published: int, within: float) -> None:
+    """Published values for UPerNet at 512x512: ConvNeXt and Swin (a quarter of those at 2048x512), and our paper."""
     with torch.device("meta"):
         model, _ = create_segmenter(ModelConfig(name=name), 150, SegmenterConfig())
     assert segmenter_macs(model) / 1e9 == pytest.approx(published, rel=within)
@@ -150,32 +150,32 @@ def test_multiply_adds_are_counted_as_published(name: str, published: int, withi
 # Loss and numbers
 
 
-def test_the_loss_is_the_mean_over_all_pixels_ignored_ones_as_zeros() -> None:
+def test_loss_is_averaged_over_all_pixels() -> None:
     logits, labels = torch.randn(2, 4, 5, 6), torch.randint(0, 4, (2, 5, 6))
     labels[0, :3] = IGNORE
-    chances = logits.softmax(1)
+    probabilities = logits.softmax(1)
     places = [(b, y, x) for b in range(2) for y in range(5) for x in range(6) if labels[b, y, x] != IGNORE]
-    by_hand = [-math.log(chances[b, labels[b, y, x], y, x]) for b, y, x in places]
+    by_hand = [-math.log(probabilities[b, labels[b, y, x], y, x]) for b, y, x in places]
     assert pixel_loss(logits, labels).item() == pytest.approx(sum(by_hand) / 60, rel=1e-5)
     assert pixel_loss(logits, torch.full_like(labels, IGNORE)) == 0  # not nan
 
 
-def test_a_batch_of_one_is_refused_where_batch_norm_would_fail() -> None:
+def test_batch_of_one_raises_where_batch_norm_would_fail() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         small_segmenter(**NARROW).train()(torch.rand(1, 3, 64, 64))
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     check_batch_norm(2, World(0, 1, cpu))
-    check_batch_norm(1, World(0, 2, gpu))  # batch norm is shared by the GPUs
+    check_batch_norm(1, World(0, 2, gpu))  # batch norm is synchronized over the GPUs
     for world in (World(0, 1, gpu), World(0, 2, cpu)):
-        with pytest.raises(ValueError, match="batch norm needs two images"):
+        with pytest.raises(ValueError, match="batch norm needs two images per batch"):
             check_batch_norm(1, world)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mean_iou_is_scikit_learns(seed: int) -> None:
+def test_mean_iou_matches_scikit_learn(seed: int) -> None:
     rng = np.random.default_rng(seed)
     k = 12
-    present = rng.permutation(k)[:9]  # three classes are nowhere
+    present = rng.permutation(k)[:9]  # three classes do not occur
     labels = rng.choice(present[:7], size=(4, 30, 41))  # two are only predicted
     predicted = np.where(rng.random(labels.shape) < 0.6, labels, rng.choice(present[1:], size=labels.shape))
     labels[rng.random(labels.shape) < 0.2] = IGNORE
@@ -193,8 +193,8 @@ def test_mean_iou_is_scikit_learns(seed: int) -> None:
     assert counts.sum() == counted.sum()
 
 
-def test_batch_norms_are_shared_by_the_gpus_of_a_run() -> None:
-    """Only the exchange of layers: the layer itself is PyTorch's, and runs on GPUs alone."""
+def test_batch_norms_are_synchronized_on_gpus() -> None:
+    """Only the replacement of layers: SyncBatchNorm itself is PyTorch's and runs on GPUs only."""
     gpus, cpus = World(0, 2, torch.device("cuda", 0)), World(0, 2, torch.device("cpu"))
     norms = {name for name, module in small_segmenter().named_modules() if isinstance(module, nn.BatchNorm2d)}
     shared = convert_batch_norms(small_segmenter(), gpus)
@@ -207,8 +207,8 @@ def test_batch_norms_are_shared_by_the_gpus_of_a_run() -> None:
         )
 
 
-def test_classes_that_the_data_does_not_know_do_not_count() -> None:
-    labels, predicted = torch.tensor([[0, 0, 2, 2]]), torch.tensor([[0, 1, 2, 2]])  # class 1 is predicted, and cannot be right
+def test_classes_missing_in_the_dataset_do_not_count() -> None:
+    labels, predicted = torch.tensor([[0, 0, 2, 2]]), torch.tensor([[0, 1, 2, 2]])  # class 1 is predicted but cannot be correct
     counts = confusion(labels, predicted, 4)
     assert score_confusion(counts).miou == pytest.approx((50 + 0 + 100) / 3)
     some = score_confusion(counts, classes=[0, 2, 3])
@@ -222,16 +222,18 @@ def test_no_labelled_pixel_is_an_error() -> None:
         score_confusion(confusion(torch.full((3, 3), IGNORE), torch.zeros(3, 3, dtype=torch.int64), 4))
 
 
-def test_synonyms_stand_for_one_class_only() -> None:
+def test_synonyms_match_one_class_only() -> None:
     def align(data: tuple[str, ...], known: tuple[str, ...]) -> list[int | None]:
         return align_classes(data, known, "mine")
 
     assert align(("door", "building, edifice"), ("building", "door, gate")) == [1, 0]
-    assert align(("car, auto", "car, waggon"), ("car, waggon", "car, auto")) == [1, 0]  # whole names come first
-    with pytest.raises(ValueError, match="mine has 'car, auto' and 'car, waggon', which are one class of the model: 'car'"):
+    assert align(("car, auto", "car, waggon"), ("car, waggon", "car, auto")) == [1, 0]  # full names have priority
+    with pytest.raises(
+        ValueError, match="mine has 'car, auto' and 'car, waggon', which are the same class of the model: 'car'"
+    ):
         align(("car, auto", "car, waggon"), ("car", "bus"))
-    with pytest.raises(ValueError, match="mine has classes that the model does not know: car"):
-        align(("car",), ("car, auto", "car, waggon"))  # either may be meant
+    with pytest.raises(ValueError, match="mine has classes that the model does not have: car"):
+        align(("car",), ("car, auto", "car, waggon"))  # ambiguous
 
 
 # Windows
@@ -266,7 +268,7 @@ def test_windows_of_coordinates_are_exact_at_every_pixel(h: int, w: int, window:
 
 
 def test_overlapping_windows_are_averaged() -> None:
-    """Against the mean worked out pixel by pixel, for a model whose answer depends on the window."""
+    """Against the mean computed pixel by pixel, for a model whose output depends on the window."""
     h, w, window, stride = 23, 40, 16, 7
     where = coordinates(h, w)
 
@@ -282,18 +284,18 @@ def test_overlapping_windows_are_averaged() -> None:
         assert torch.allclose(found[0, :, y, x], torch.stack(answers).mean(0), rtol=1e-6)
 
 
-def test_the_most_probable_class_is_that_of_the_mean_of_softmax() -> None:
+def test_prediction_is_the_argmax_of_mean_probabilities() -> None:
     views = [3 * torch.randn(1, 37, h, w) for h, w in ((9, 12), (14, 20), (5, 6))]
     for chosen in (views, views[:1]):
-        chances = torch.stack([F.interpolate(v, (21, 30), mode="bilinear").softmax(1) for v in chosen]).mean(0)
-        assert torch.equal(most_probable(chosen, (21, 30)), chances.argmax(1)[0])
+        probabilities = torch.stack([F.interpolate(v, (21, 30), mode="bilinear").softmax(1) for v in chosen]).mean(0)
+        assert torch.equal(most_probable(chosen, (21, 30)), probabilities.argmax(1)[0])
     views[1][0, 3, 2, 2] = math.nan
     with pytest.raises(ValueError, match="not finite"):
         most_probable(views, (21, 30))
 
 
-def test_views_are_scaled_and_mirrored_and_brought_back() -> None:
-    """A model that tells left from right by colour, not by place: every view agrees, wherever it is taken."""
+def test_multi_scale_and_flip_inference() -> None:
+    """A model that separates left and right by colour, not by position: all views agree."""
     image = torch.zeros(3, 40, 70, dtype=torch.uint8)
     image[0, :, :30], image[2, :, 30:] = 255, 255
     seen: list[tuple[int, int]] = []
@@ -333,7 +335,7 @@ def test_colours_legend_and_tint() -> None:
     assert legend(np.ones(150, dtype=np.int64), ["a long name of a class"] * 150, 120).height > 400  # rows below each other
 
 
-def test_a_long_narrow_image_gets_a_legend() -> None:
+def test_legend_of_a_long_narrow_image() -> None:
     page = with_legend(Image.new("RGB", (30, 6000)), np.array([180_000]), ("sky",))
     assert page.height < 65_500
 
@@ -342,7 +344,7 @@ def test_a_long_narrow_image_gets_a_legend() -> None:
 
 
 @pytest.mark.parametrize(("size", "drop_path", "paper"), [("tiny", 0.3, 47.8), ("small", 0.4, 50.0), ("base", 0.5, 50.8)])
-def test_recipes_are_the_papers(size: str, drop_path: float, paper: float) -> None:
+def test_recipes_match_the_paper(size: str, drop_path: float, paper: float) -> None:
     """Appendix, Semantic Segmentation."""
     config = build(SegmentConfig, read_recipe(find_recipe(f"ade20k_upernet_{size}")))
     assert config.model == ModelConfig(name=f"tailprop_{size}", drop_path=drop_path)
@@ -362,7 +364,7 @@ def test_recipes_are_the_papers(size: str, drop_path: float, paper: float) -> No
     assert rate.at(160_000) == 0
 
 
-def test_the_papers_number_stands_beside_ade20k_only() -> None:
+def test_paper_result_is_shown_for_ade20k_only() -> None:
     config = build(SegmentConfig, read_recipe(find_recipe("ade20k_upernet_tiny")))
     ade20k = ade20k_classes().names
     assert "47.8" in papers_miou(config, ade20k, 2000)

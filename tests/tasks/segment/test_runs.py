@@ -1,4 +1,4 @@
-"""Whole runs of a segmenter by the command line: training, resume, two processes, eval, predict, bench, damage."""
+"""Runs of a segmenter by the command line: training, resume, two processes, eval, predict, bench, broken files."""
 
 import json
 import shutil
@@ -66,7 +66,7 @@ def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_training_leaves_a_whole_run_folder(run: Path) -> None:
+def test_training_writes_a_complete_run_folder(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "manifest.json", "model.safetensors", "learning.png", "predictions.jpg"} <= names
     assert {"miou", "pixel_accuracy", "class_accuracy"} <= last_row(run).keys()
@@ -74,15 +74,13 @@ def test_training_leaves_a_whole_run_folder(run: Path) -> None:
     assert load_segmenter(str(run)).names == ("ground", *SHAPES)
 
 
-def test_a_stopped_run_ends_with_the_same_weights(
-    run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_has_the_same_weights(run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
     stop_and_resume(recipe, tmp_path / "again", 3, monkeypatch)
     assert_same_run(run, tmp_path / "again")
 
 
-def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) -> None:
+def test_two_processes_match_one(scenes: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", scenes, optim={"epochs": 1})
     done = fork(["train", str(recipe), "--run.out", str(tmp_path / "run")], processes=2)
     assert done.returncode == 0, done.stderr
@@ -91,7 +89,7 @@ def test_two_processes_train_and_evaluate_exactly(scenes: Path, tmp_path: Path) 
     assert tailprop_cli.main(args) == 0
     alone, together = json.loads((tmp_path / "alone.json").read_text()), last_row(tmp_path / "run")
     names = ("miou", "pixel_accuracy", "class_accuracy")
-    assert [alone[name] for name in names] == [together[name] for name in names]  # whole numbers are summed: no tolerance
+    assert [alone[name] for name in names] == [together[name] for name in names]  # sums of integers need no tolerance
 
 
 def test_eval_matches_classes_by_name(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,26 +110,26 @@ def test_eval_matches_classes_by_name(run: Path, scenes: Path, tmp_path: Path, c
     assert "mean IoU" in capsys.readouterr().out
     (other / "classes.txt").write_text("unicorn\n")
     assert tailprop_cli.main(["eval", str(run), "--data.root", str(other)]) == 2
-    assert "has classes that the model does not know: unicorn" in capsys.readouterr().err
+    assert "has classes that the model does not have: unicorn" in capsys.readouterr().err
     assert tailprop_cli.main(["eval", str(run), "--split", "train", "--data.val-images", "images/training"]) == 2
     assert "leave out --split train" in capsys.readouterr().err
 
 
-def test_other_data_comes_with_its_own_list(tmp_path: Path) -> None:
-    """Not with that of the run, whose labels may begin elsewhere."""
+def test_eval_uses_the_class_list_of_the_dataset(tmp_path: Path) -> None:
+    """Not that of the run, whose first label may differ."""
     (tmp_path / "classes.txt").write_text("sky\nperson\n")
     (tmp_path / "bare").mkdir()
     of_run = SegmentDataConfig(root=tmp_path / "ade", classes="ade20k", first_label=1, limit=5)
     own = SegmentDataChoice(root=tmp_path).over(of_run)
     assert (own.classes, own.first_label, own.limit) == (None, None, None)
-    bare = SegmentDataChoice(root=tmp_path / "bare").over(of_run)  # no list there: the run's
+    bare = SegmentDataChoice(root=tmp_path / "bare").over(of_run)  # without a list, that of the run
     assert (bare.classes, bare.first_label) == ("ade20k", 1)
     given = SegmentDataChoice(classes="table.txt").over(of_run)
     assert (given.classes, given.first_label, given.limit) == ("table.txt", None, 5)
     assert SegmentDataChoice(classes="table.txt", first_label=3).over(of_run).first_label == 3
 
 
-def test_eval_of_the_training_split_takes_what_was_learned(run: Path, tmp_path: Path) -> None:
+def test_eval_on_the_training_split_respects_the_limit(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["data"]["limit"] = 2
@@ -154,28 +152,28 @@ def test_predict_writes_label_maps_and_overlays(
     assert "skipped" in capsys.readouterr().err
     labels = np.asarray(Image.open(out / "odd.png"))
     assert labels.shape == (41, 77)
-    assert 1 <= labels.min() <= labels.max() <= 7  # the numbers of the training data
+    assert 1 <= labels.min() <= labels.max() <= 7  # labels as in the training data
     with Image.open(out / "odd_overlay.jpg") as drawn:
         assert drawn.width == 5 * 77  # enlarged
         assert drawn.height > 5 * 41  # a legend below
     assert read_classes(out / "classes.txt") == ClassList(("ground", *SHAPES), first_label=1)
-    # What was written can be read as data; compared with itself it is perfect.
+    # The output can be read as a dataset; evaluated against itself it is perfect.
     data = ["--data.root", str(tmp_path), "--data.val-images", str(scenes / "images" / "validation")]
     data += ["--data.val-labels", str(out), "--data.classes", str(out / "classes.txt"), "--data.on-broken", "skip"]
     data += ["--inference.scales", "0.75", "1", "--inference.flip", "True", "--out", str(tmp_path / "self.json")]
     assert tailprop_cli.main(["eval", str(run), "--device", "cpu", *data]) == 0
     assert json.loads((tmp_path / "self.json").read_text())["miou"] == 100
     capsys.readouterr()
-    assert tailprop_cli.main(args) == 2  # a label map that is there may be somebody's work
+    assert tailprop_cli.main(args) == 2  # an existing label map is not overwritten
     assert "give --overwrite" in capsys.readouterr().err
     assert tailprop_cli.main([*args, "--on-broken", "stop", "--overwrite"]) == 2
     capsys.readouterr()
     Image.new("RGB", (64, 64)).save(tmp_path / "own.png")
     assert tailprop_cli.main(["predict", str(run), str(tmp_path / "own.png"), "--out", str(tmp_path), "--device", "cpu"]) == 2
-    assert "would be written over" in capsys.readouterr().err
+    assert "would be overwritten" in capsys.readouterr().err
 
 
-def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_without_run_folder(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(run / "model.safetensors", tmp_path / "mine.safetensors")
     (tmp_path / "config.yaml").write_text("somebody: else\n")
     found = []
@@ -183,14 +181,14 @@ def test_weights_without_their_run(run: Path, scenes: Path, tmp_path: Path, caps
         args = ["eval", str(where), "--data.root", str(scenes), "--device", "cpu", "--out", str(tmp_path / "numbers.json")]
         assert tailprop_cli.main(args) == 0
         found.append(json.loads((tmp_path / "numbers.json").read_text()) | {"checkpoint": ""})
-    assert [numbers.pop("training_images") for numbers in found] == [0, None]  # only the run knows what it learned from
+    assert [numbers.pop("training_images") for numbers in found] == [0, None]  # only the run folder has its training data
     assert found[0] == found[1]
     capsys.readouterr()
-    assert tailprop_cli.main(["eval", str(tmp_path / "mine.safetensors")]) == 2  # weights carry no folders of the machine
+    assert tailprop_cli.main(["eval", str(tmp_path / "mine.safetensors")]) == 2  # exported weights have no local paths
     assert "--data.root is missing" in capsys.readouterr().err
 
 
-def test_weights_carry_no_folder_of_their_machine() -> None:
+def test_exported_weights_have_no_local_paths() -> None:
     data = {
         "root": "/home/me/data",
         "classes": "/home/me/list.txt",
@@ -213,7 +211,7 @@ def test_weights_carry_no_folder_of_their_machine() -> None:
     assert portable(build(SegmentConfig, settings | {"data": {"classes": "ade20k"}}))["data"]["classes"] == "ade20k"
 
 
-def test_eval_names_what_it_could_not_use(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_reports_skipped_files(run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "data"
     for folder in ("images", "annotations"):
         (root / folder / "validation").mkdir(parents=True)
@@ -223,19 +221,19 @@ def test_eval_names_what_it_could_not_use(run: Path, scenes: Path, tmp_path: Pat
     Image.new("L", (64, 64), 77).save(root / "annotations" / "validation" / f"{image.stem}.png")
     for how in ("stop", "skip"):
         assert tailprop_cli.main(["eval", str(run), "--data.root", str(root), "--data.on-broken", how, "--device", "cpu"]) == 2
-        assert f"{image.stem}.png: it has labels that are no class: 77" in capsys.readouterr().err
+        assert f"{image.stem}.png: it has labels that are not a class: 77" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("label", "ADE_train_00000001.png: it has labels that are no class: 77 (4096 pixels); the 7 classes have 1 to 7"),
-        ("size", "ADE_train_00000001.png: it is 32x32, its image"),
+        ("label", "ADE_train_00000001.png: it has labels that are not a class: 77 (4096 pixels); the 7 classes are 1 to 7"),
+        ("size", "ADE_train_00000001.png: it is 32x32, but its image"),
         ("missing", "ADE_train_00000001.jpg: its label map"),
         ("unreadable", "ADE_train_00000001.jpg: not an image"),
     ],
 )
-def test_damage_stops_a_run_or_is_left_out(
+def test_broken_files_stop_a_run_or_are_skipped(
     damage: str, message: str, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "data"
@@ -268,20 +266,20 @@ def test_damage_stops_a_run_or_is_left_out(
         (["train", "ade20k_upernet_tiny"], "--data.root is missing"),
         (["train", "ade20k_upernet_tiny", "--data.root", "nowhere"], "no folder nowhere"),
         (["train", "ade20k_upernet_tiny", "--data.root", "."], "no folder images/training with the images"),
-        (["train", "shapes_upernet", "--optim.batch-size", "1"], "batch norm needs two images at once"),
+        (["train", "shapes_upernet", "--optim.batch-size", "1"], "batch norm needs two images per batch"),
         (["train", "shapes_upernet", "--inference.stride-px", "600"], "leaves gaps between windows of 512 px"),
         (["train", "shapes_upernet", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
         (["bench", "segment", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
     ],
 )
-def test_mistakes_are_answered_in_one_line(
+def test_user_errors_are_one_line(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert_refused(args, message, capsys)
 
 
-def test_bench_writes_what_it_measured(tmp_path: Path) -> None:
+def test_bench_writes_csv(tmp_path: Path) -> None:
     out = tmp_path / "bench.csv"
     size = ["--height", "64", "--width", "96", "--rounds", "1", "--threads", "1", "--segmenter.channels", "16"]
     assert tailprop_cli.main(["bench", "segment", "--models", "tailprop_pico", "convnext_atto", *size, "--out", str(out)]) == 0

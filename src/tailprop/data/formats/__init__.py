@@ -1,1 +1,1 @@
-"""Dataset formats: COCO json, label PNGs, parquet snapshots."""
+"""Dataset formats: COCO json, label map PNGs, parquet snapshots."""

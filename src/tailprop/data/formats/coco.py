@@ -1,7 +1,7 @@
-"""Annotation files in COCO's format: images, objects and categories of any dataset, with every flaw named.
+"""Annotation files in COCO's format for any dataset; invalid entries are reported one by one.
 
-Categories become labels 1, 2, ... in the order of their ids (0 is the background), whatever their number and names. What is
-corrupt is listed as `Broken`, object by object, so that training can leave it out or stop.
+Categories become labels 1, 2, ... in the order of their ids (0 is the background). Invalid images and annotations are listed as
+`Broken`, so that training can skip them or stop.
 """
 
 import hashlib
@@ -23,20 +23,20 @@ from tailprop.data.packing import Packed
 __all__ = ["CocoImage", "CocoSet", "area_of", "decode_counts", "decode_masks", "encode_mask", "read_coco"]
 
 LARGEST_PX: Final = 100_000  # side of an image
-FAR: Final = 4  # longer sides of the image; no polygon reaches beyond, and pycocotools would run out of memory filling it
-BOUND: Final = 1e9  # of a box's numbers
+FAR: Final = 4  # times the longer side of the image; polygons beyond it are invalid, pycocotools would run out of memory
+BOUND: Final = 1e9  # largest absolute coordinate of a box
 
 
 @dataclass(frozen=True)
 class CocoImage:
-    """An image and its sound objects, as the file has them."""
+    """An image and its valid annotations, as they are in the file."""
 
     id: int
     path: Path
     width: int
     height: int
     packed: Packed = field(repr=False)  # the objects of all images
-    place: int  # those of this one
+    place: int  # index of this image's objects in `packed`
 
     @property
     def objects(self) -> list[dict[str, Any]]:
@@ -44,18 +44,18 @@ class CocoImage:
 
     @property
     def targets(self) -> list[dict[str, Any]]:
-        """The objects to learn from: no crowds, and nothing without extent."""
+        """The objects to train on, without crowds and empty boxes."""
         return [a for a in self.objects if not a.get("iscrowd", 0) and min(self._clipped(a["bbox"])) >= 1]
 
     def _clipped(self, box: Sequence[float]) -> tuple[float, float]:
-        """Width and height of the part of a box that lies in the image."""
+        """Width and height of a box clipped to the image."""
         x, y, w, h = box
         return min(x + w, self.width) - max(x, 0), min(y + h, self.height) - max(y, 0)
 
 
 @dataclass
 class CocoSet:
-    """What an annotation file holds."""
+    """The content of an annotation file."""
 
     name: str
     images: list[CocoImage]
@@ -68,14 +68,14 @@ class CocoSet:
 
     @property
     def category_ids(self) -> list[int]:
-        """Label k stands for entry k - 1."""
+        """Category ids in the order of labels: label k has entry k - 1."""
         return sorted(self.categories)
 
     def ground_truth(self, ids: set[int] | None = None) -> dict[str, Any]:
-        """The content of an annotation file with what is sound, for some images or for all.
+        """The valid entries as the content of an annotation file, for some images or for all.
 
-        Objects are numbered anew from 1: COCO's evaluators take the number 0 for "nothing matched", and one that is given
-        twice for one object.
+        Annotations get new ids from 1: COCO's evaluators use the id 0 for "no match", and take two annotations with the same
+        id for one.
         """
         kept = [image for image in self.images if ids is None or image.id in ids]
         objects = [
@@ -89,7 +89,7 @@ class CocoSet:
         )
 
     def fingerprint(self) -> str:
-        """Of the images and objects, in order."""
+        """A hash of the images and objects, in order."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for image in self.images:
             objects = [(a["id"], a["category_id"], a["bbox"], a.get("iscrowd", 0), a["segmentation"]) for a in image.objects]
@@ -98,10 +98,10 @@ class CocoSet:
 
 
 def read_coco(annotations: Path, folder: Path) -> CocoSet:
-    """Read an annotation file and look up its images in a folder; no image is opened."""
+    """Read an annotation file and find its images in a folder; no image is opened."""
     content = _read_json(annotations)
     if not folder.is_dir():
-        raise ValueError(f"no folder {folder} with the images of {annotations}; give it with --data")
+        raise ValueError(f"no image folder {folder} for {annotations}; set it with --data")
     categories = _categories(content["categories"], annotations)
     entries, broken = _image_entries(content["images"], folder)
     objects = _objects(content, entries, categories, annotations.name, broken)
@@ -115,34 +115,34 @@ def read_coco(annotations: Path, folder: Path) -> CocoSet:
         images.append(CocoImage(key, path, width, height, packed, place))
     if not images:
         first = f"; the first: {broken[0]}" if broken else ""
-        raise ValueError(f"{annotations} names no image that is in {folder}{first}")
+        raise ValueError(f"none of the images in {annotations} is valid and exists in {folder}{first}")
     return CocoSet(annotations.name, images, categories, broken)
 
 
 def _objects(
     content: dict[str, Any], images: dict[int, dict[str, Any]], categories: dict[int, str], file: str, broken: list[Broken]
 ) -> dict[int, list[dict[str, Any]]]:
-    """The sound annotations of each image; the others are added to `broken`, unless their image is there already."""
+    """The valid annotations of each image; the others are added to `broken`, unless their image is already in it."""
     named = {entry["id"] for entry in content["images"] if _is_whole(_get(entry, "id"))}
     found: dict[int, list[dict[str, Any]]] = {key: [] for key in images}
     for number, annotation in enumerate(content["annotations"]):
-        image, flaw = _get(annotation, "image_id"), _flaw(annotation, images, categories)
-        if flaw is None:
+        image, error = _get(annotation, "image_id"), _annotation_error(annotation, images, categories)
+        if error is None:
             whole = dict(image_id=int(image), category_id=int(annotation["category_id"]))
             found[image].append({"id": number + 1, **annotation, **whole})
         elif not _is_whole(image) or image in images or image not in named:
             which = _get(annotation, "id")
-            broken.append(Broken(f"{file}, annotation {f'number {number}' if which is None else which}", flaw))
+            broken.append(Broken(f"{file}, annotation {f'number {number}' if which is None else which}", error))
     return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"no annotation file {path}; name the folder it is in with --data.root")
+        raise ValueError(f"no annotation file {path}; set its folder with --data.root")
     try:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not json ({error}); it may be cut short") from None
+        raise ValueError(f"{path} is not valid json ({error}); it may be truncated") from None
     missing = [name for name in ("images", "annotations", "categories") if not isinstance(_get(content, name), list)]
     if missing:
         raise ValueError(f"{path} is not in COCO's format: it has no list of {', '.join(missing)}")
@@ -154,7 +154,7 @@ def _get(content: Any, name: str) -> Any:
 
 
 def _is_whole(value: Any) -> TypeGuard[int]:
-    """Whether it is a whole number; some programs write 7.0 for 7."""
+    """Whether a value is an integer; some programs write 7.0 for 7."""
     return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
 
 
@@ -163,43 +163,43 @@ def _categories(entries: list[Any], path: Path) -> dict[int, str]:
     for number, entry in enumerate(entries):
         key = _get(entry, "id")
         if not _is_whole(key):
-            raise ValueError(f"{path}, category number {number}: its id is {_short(key)}, not a whole number")
+            raise ValueError(f"{path}, category number {number}: its id is {_short(key)}, not an integer")
         name = entry.get("name", str(key))
         if not isinstance(name, str) or len(name.splitlines()) != 1:
-            raise ValueError(f"{path}, category {key}: its name is {_short(repr(name))}, not a line of text")
+            raise ValueError(f"{path}, category {key}: its name is {_short(repr(name))}, not a single line of text")
         if key in names or name in names.values():
             raise ValueError(f"{path} has two categories with the {f'id {key}' if key in names else f'name {name!r}'}")
         names[int(key)] = name
     if not names:
-        raise ValueError(f"{path} needs categories, each with an id of its own")
+        raise ValueError(f"{path} has no categories; each needs a unique id")
     return names
 
 
 def _image_entries(entries: list[Any], folder: Path) -> tuple[dict[int, dict[str, Any]], list[Broken]]:
-    """The sound entries by id, whether their images are there or not, and the others."""
-    sound: dict[int, dict[str, Any]] = {}
+    """The valid entries by id, whether or not their images exist, and the broken ones."""
+    valid: dict[int, dict[str, Any]] = {}
     broken: list[Broken] = []
     for number, entry in enumerate(entries):
-        flaw = _image_flaw(entry)
-        if flaw is None and entry["id"] in sound:
-            flaw = f"its id {entry['id']} is that of {sound[entry['id']]['file_name']} too"
-        if flaw is None:
-            sound[int(entry["id"])] = entry
+        error = _image_error(entry)
+        if error is None and entry["id"] in valid:
+            error = f"its id {entry['id']} is also the id of {valid[entry['id']]['file_name']}"
+        if error is None:
+            valid[int(entry["id"])] = entry
         else:
-            broken.append(Broken(str(folder / str(_get(entry, "file_name") or f"image number {number}")), flaw))
-    return sound, broken
+            broken.append(Broken(str(folder / str(_get(entry, "file_name") or f"image number {number}")), error))
+    return valid, broken
 
 
-def _image_flaw(entry: Any) -> str | None:
+def _image_error(entry: Any) -> str | None:
     if not all(_get(entry, key) is not None for key in ("id", "file_name", "width", "height")):
         return "its entry lacks id, file_name, width or height"
     if not isinstance(entry["file_name"], str):
         return f"its file_name is {_short(entry['file_name'])}, not text"
     if not _is_whole(entry["id"]):
-        return f"its id is {_short(repr(entry['id']))}, not a whole number"
+        return f"its id is {_short(repr(entry['id']))}, not an integer"
     sides = (entry["width"], entry["height"])
     if not all(_is_whole(side) and 1 <= side <= LARGEST_PX for side in sides):
-        return f"its size is given as {_short(f'{sides[0]}x{sides[1]}')}"
+        return f"its size is invalid: {_short(f'{sides[0]}x{sides[1]}')}"
     return None
 
 
@@ -207,25 +207,25 @@ def _is_there(name: str, present: set[str], folder: Path) -> bool:
     return (folder / name).is_file() if "/" in name else name in present
 
 
-def _flaw(annotation: Any, images: dict[int, dict[str, Any]], categories: dict[int, str]) -> str | None:
-    """What makes an annotation useless; none if it is sound. A box without extent is sound: it is just not learned."""
+def _annotation_error(annotation: Any, images: dict[int, dict[str, Any]], categories: dict[int, str]) -> str | None:
+    """What is wrong with an annotation; None if it is valid. An empty box is valid: it is just not used in training."""
     if not isinstance(annotation, dict):
-        return f"it is {_short(annotation)}, not an entry with names"
+        return f"it is {_short(annotation)}, not an object with keys"
     image, category = annotation.get("image_id"), annotation.get("category_id")
     if not _is_whole(image) or image not in images:
         return f"its image {_short(image)} is not in the file"
     if not _is_whole(category) or category not in categories:
-        return f"its category {_short(category)} is unknown; the file has {len(categories)} others"
+        return f"its category {_short(category)} is not among the {len(categories)} categories of the file"
     if annotation.get("iscrowd", 0) not in (0, 1):
         return f"its iscrowd is {_short(annotation['iscrowd'])}, not 0 or 1"
     box = annotation.get("bbox")
     if not _are_numbers(box, BOUND) or len(box) != 4:
         return f"its box is {_short(box)}, not x, y, width, height"
-    return _shape_flaw(annotation.get("segmentation"), images[image])
+    return _shape_error(annotation.get("segmentation"), images[image])
 
 
 def _are_numbers(values: Any, bound: float) -> TypeGuard[list[float]]:
-    """Whether it is a list of numbers, none of them beyond a bound; NaN is beyond any."""
+    """Whether a value is a list of numbers with absolute values up to a bound; NaN is not."""
     return isinstance(values, list) and all(_is_number(v) and -bound <= v <= bound for v in values)
 
 
@@ -233,36 +233,36 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _shape_flaw(shape: Any, image: dict[str, Any]) -> str | None:
+def _shape_error(shape: Any, image: dict[str, Any]) -> str | None:
     if isinstance(shape, list):
         if not shape:
             return "it has no polygon"
         far = FAR * max(image["width"], image["height"])
         bad = next((p for p in shape if not _are_numbers(p, far) or len(p) < 6 or len(p) % 2), None)
-        return None if bad is None else f"its polygon is broken: {_short(bad)}"
+        return None if bad is None else f"its polygon is invalid: {_short(bad)}"
     if isinstance(shape, dict):
-        return _runs_flaw(shape, image)
+        return _runs_error(shape, image)
     return "it has no segmentation, and Mask R-CNN needs masks"
 
 
-def _runs_flaw(runs: dict[str, Any], image: dict[str, Any]) -> str | None:
+def _runs_error(runs: dict[str, Any], image: dict[str, Any]) -> str | None:
     size, counts = runs.get("size"), runs.get("counts")
     if size != [image["height"], image["width"]] or not all(isinstance(side, int) for side in size):
-        return f"its run lengths are for {_short(size)}, the image is {[image['height'], image['width']]}"
+        return f"its RLE has size {_short(size)}, the image is {[image['height'], image['width']]}"
     lengths = decode_counts(counts) if isinstance(counts, str) else counts
     if not isinstance(lengths, list):
-        return "its run lengths are missing" if counts is None else f"its run lengths are corrupt: {_short(counts)}"
+        return "its RLE has no counts" if counts is None else f"its RLE is corrupt: {_short(counts)}"
     if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != image["height"] * image["width"]:
-        return "its run lengths do not add up to the image"
+        return "its RLE counts do not add up to the size of the image"
     return None
 
 
 def decode_counts(text: str) -> list[int] | None:
-    """The run lengths in COCO's compressed text, or none if it is no such text.
+    """The run lengths of COCO's compressed RLE text; None if the text is invalid.
 
     A number is written in groups of five bits, the lowest first, each as a character from "0" on with 32 added if more
-    follow; from the third on it is the difference to the number two before. pycocotools takes any text and reads on behind
-    its end, so what comes from a file is decoded here first.
+    follow; from the third on it is the difference to the number two before. pycocotools accepts any text and reads past its
+    end, so text from a file is validated here first.
     """
     lengths: list[int] = []
     number = shift = 0
@@ -286,8 +286,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _runs(shape: Any, width: int, height: int) -> Any:
-    """A segmentation as pycocotools' compressed run lengths."""
+def _to_rle(shape: Any, width: int, height: int) -> Any:
+    """A segmentation as pycocotools' compressed RLE."""
     from pycocotools import mask as coco_mask
 
     if isinstance(shape, list):
@@ -301,12 +301,12 @@ def decode_masks(objects: Sequence[dict[str, Any]], width: int, height: int) -> 
 
     masks = np.zeros((len(objects), height, width), dtype=np.uint8)
     for mask, annotation in zip(masks, objects, strict=True):
-        mask[:] = coco_mask.decode(_runs(annotation["segmentation"], width, height))
+        mask[:] = coco_mask.decode(_to_rle(annotation["segmentation"], width, height))
     return masks
 
 
 def encode_mask(mask: npt.NDArray[Any]) -> dict[str, Any]:
-    """A mask as COCO's compressed run lengths, with the counts as text so that json takes them."""
+    """A mask as COCO's compressed RLE, with the counts as text for json."""
     from pycocotools import mask as coco_mask
 
     runs = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
@@ -314,19 +314,19 @@ def encode_mask(mask: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def area_of(annotation: dict[str, Any], width: int, height: int) -> float:
-    """The area an object is given, or that of its mask, or of its box: COCO sorts objects into small and large by it."""
+    """The annotated area of an object, or that of its mask or box: COCO sorts objects into small, medium and large by it."""
     from pycocotools import mask as coco_mask
 
     given = annotation.get("area")
     if _is_number(given) and 0 <= given <= BOUND * BOUND:
         return given
     if annotation.get("segmentation") is not None:
-        return float(coco_mask.area(_runs(annotation["segmentation"], width, height)))
+        return float(coco_mask.area(_to_rle(annotation["segmentation"], width, height)))
     return float(annotation["bbox"][2] * annotation["bbox"][3])
 
 
 def read_annotated(image: CocoImage) -> Image.Image:
-    """The image the annotations were drawn on: upright, or as stored where only that has the annotated size."""
+    """The image in the orientation of its annotations: EXIF-transposed, or as stored if only that has the annotated size."""
     with Image.open(image.path) as file:
         stored = file.size
         pil_image = decode_image(file, "RGB")
@@ -334,5 +334,7 @@ def read_annotated(image: CocoImage) -> Image.Image:
         if pil_image.size != wanted and stored == wanted:
             pil_image = file.convert("RGB")
     if pil_image.size != wanted:
-        raise ValueError(f"it is {pil_image.size[0]}x{pil_image.size[1]}, its annotations are for {image.width}x{image.height}")
+        raise ValueError(
+            f"it is {pil_image.size[0]}x{pil_image.size[1]}, but its annotations are for {image.width}x{image.height}"
+        )
     return pil_image

@@ -1,8 +1,8 @@
-"""Images with a class for every pixel: folders of images, folders of label PNGs, a list of classes; every flaw named.
+"""Images with label maps: a folder of images, a folder of label map PNGs, and a list of classes.
 
-ADE20K's layout (ADEChallengeData2016) and everybody else's: an image `a.jpg` has its labels in `a.png`, whose pixels hold
-numbers. The first class has the number `first_label`; lower numbers, and 255 where no class has it, mean that nobody says.
-A list of classes may say that number itself, in a table with a column Idx; a plain list begins at 0.
+This is ADE20K's layout (ADEChallengeData2016), which most datasets share: an image `a.jpg` has its label map in `a.png`, whose
+pixels are class indices. The first class has the index `first_label`; lower values, and 255 unless it is a class, are ignored.
+A list of classes can define that index itself, in a table with a column Idx; a plain list starts at 0.
 """
 
 import hashlib
@@ -21,17 +21,17 @@ from tailprop.data.images import decode_image, describe_error, is_image
 
 __all__ = ["ADE20K", "IGNORE", "ClassList", "LabelSet", "Labelled", "find_classes", "read_labelled", "read_labels", "read_pair"]
 
-IGNORE: Final = -1  # the label of pixels that do not count
-ADE20K: Final = "ade20k"  # stands for its 150 classes
-CLASS_FILES: Final = ("objectInfo150.txt", "classes.txt")  # looked for in the root of the data
-MODES: Final = ("L", "P", "1", "I", "I;16")  # of PNGs whose pixels are single numbers
+IGNORE: Final = -1  # the label of ignored pixels
+ADE20K: Final = "ade20k"  # name of its 150 classes
+CLASS_FILES: Final = ("objectInfo150.txt", "classes.txt")  # looked for in the root of the dataset
+MODES: Final = ("L", "P", "1", "I", "I;16")  # of PNGs with one value for each pixel
 
 Labels = npt.NDArray[np.int16]
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """An image and its label map, by their files."""
+    """Paths of an image and its label map."""
 
     image: Path
     labels: Path
@@ -39,7 +39,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class ClassList:
-    """Names of classes in the order of their labels, and the label of the first."""
+    """Class names in the order of their labels, and the label of the first."""
 
     names: tuple[str, ...]
     first_label: int = 0
@@ -47,7 +47,7 @@ class ClassList:
 
 @dataclass
 class LabelSet:
-    """What a pair of folders holds."""
+    """The image and label map pairs of two folders."""
 
     name: str
     pairs: list[Labelled]
@@ -56,7 +56,7 @@ class LabelSet:
     broken: list[Broken] = field(default_factory=list)
 
     def fingerprint(self) -> str:
-        """Of the classes, the files and the sizes of the label maps: reading twenty thousand of them would take minutes."""
+        """A hash of the classes, the file names and the file sizes of the label maps; reading 20,000 of them takes minutes."""
         digest = hashlib.sha256("\n".join((*self.classes, str(self.first_label))).encode())
         for pair in self.pairs:
             digest.update(f"{pair.image.name} {pair.labels.name} {pair.labels.stat().st_size}\n".encode())
@@ -67,10 +67,10 @@ def read_labelled(images: Path, labels: Path, classes: Sequence[str], first_labe
     """Match images and label maps by name; neither is opened."""
     for folder, what in ((images, "images"), (labels, "label maps")):
         if not folder.is_dir():
-            raise ValueError(f"no folder {folder} with the {what}; give it with --data")
+            raise ValueError(f"no folder {folder} with the {what}; set it with --data")
     maps = {path.stem: path for path in sorted(labels.iterdir()) if path.suffix.lower() == ".png"}
     found = sorted(path for path in images.iterdir() if is_image(path) and not path.name.startswith("."))
-    if images.resolve() == labels.resolve():  # side by side: what is a PNG there is a label map
+    if images.resolve() == labels.resolve():  # in one folder, the PNGs are the label maps
         found = [path for path in found if path.suffix.lower() != ".png"]
     pairs, broken = [], []
     for path in found:
@@ -87,7 +87,7 @@ def read_labelled(images: Path, labels: Path, classes: Sequence[str], first_labe
 
 
 def find_classes(root: Path, given: str | None) -> ClassList:
-    """The classes: ADE20K's, of a file that is given, or of a file in the root of the data."""
+    """The classes: ADE20K's, those of a given file, or those of a file in the root of the dataset."""
     if given == ADE20K:
         return ade20k_classes()
     if given is not None:
@@ -96,13 +96,13 @@ def find_classes(root: Path, given: str | None) -> ClassList:
         if (root / name).is_file():
             return read_classes(root / name)
     raise ValueError(
-        f"{root} has no list of classes; write their names into {root / 'classes.txt'}, a line each in the order of their "
-        f"labels, or give such a file with --data.classes ({ADE20K} stands for ADE20K's 150)"
+        f"{root} has no list of classes; write their names to {root / 'classes.txt'}, one per line in the order of their "
+        f"labels, or give a file with --data.classes ({ADE20K} for the 150 classes of ADE20K)"
     )
 
 
 def has_classes(root: Path) -> bool:
-    """Whether a folder of data has a list of classes."""
+    """Whether the root of a dataset has a list of classes."""
     return any((root / name).is_file() for name in CLASS_FILES)
 
 
@@ -111,42 +111,42 @@ def ade20k_classes() -> ClassList:
 
 
 def read_classes(path: Path) -> ClassList:
-    """A name in every line, or a table like ADE20K's: labels in a column Idx, names in the last."""
+    """Read one class name per line, or a table like ADE20K's with labels in a column Idx and names in the last column."""
     if not path.is_file():
         raise ValueError(f"no list of classes {path}")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a text file; the list of classes has a name in every line") from None
+        raise ValueError(f"{path} is not a text file; a list of classes has one name per line") from None
     first_label = 0
     header = lines[0].split("\t") if lines else []
     if len(header) > 1 and header[-1] == "Name":
         if "Idx" not in header:
-            raise ValueError(f"the table {path} has no column Idx that says the label of each class")
+            raise ValueError(f"the table {path} has no column Idx with the label of each class")
         table = [line.split("\t") for line in lines[1:]]
         lines = [cells[-1].strip() for cells in table]
         first_label = _first_label(path, [cells[header.index("Idx")] for cells in table])
     twice = next((name for name in lines if lines.count(name) > 1), None)
     if not lines or twice is not None:
-        raise ValueError(f"{path} names {'no class' if twice is None else f'{twice!r} twice'}; it needs a name in every line")
+        raise ValueError(f"{path} has {'no class' if twice is None else f'{twice!r} twice'}; it needs one name per line")
     return ClassList(tuple(lines), first_label)
 
 
 def _first_label(path: Path, labels: Sequence[str]) -> int:
-    """The first of labels that count up by one."""
+    """The first of consecutive labels."""
     if not labels:
         return 0
     first = int(labels[0]) if labels[0].isdecimal() else 0
     if list(labels) != [str(label) for label in range(first, first + len(labels))]:
-        raise ValueError(f"the column Idx of {path} must count up by one, a label for each class")
+        raise ValueError(f"the labels in column Idx of {path} must be consecutive numbers")
     return first
 
 
 def read_labels(path: Path, num_classes: int, first_label: int) -> Labels:
-    """A label map as class numbers from 0 on and IGNORE; a value that is no class is refused. (H, W)"""
+    """A label map as class indices from 0 on and IGNORE, (H, W); raises ValueError for a value that is not a class."""
     with Image.open(path) as file:
         if file.mode not in MODES:
-            raise ValueError(f"its pixels are {file.mode}, a label map has one number for each")
+            raise ValueError(f"its mode is {file.mode}, but a label map has one value per pixel")
         step = _gray_step(file)
         values = np.asarray(file).astype(np.int64) // step
     last = first_label + num_classes - 1
@@ -156,34 +156,34 @@ def read_labels(path: Path, num_classes: int, first_label: int) -> Labels:
         found = ", ".join(
             f"{value} ({count} pixels)" for value, count in zip(*np.unique(wrong, return_counts=True), strict=True)
         )
-        raise ValueError(f"it has labels that are no class: {found}; the {num_classes} classes have {first_label} to {last}")
+        raise ValueError(f"it has labels that are not a class: {found}; the {num_classes} classes are {first_label} to {last}")
     return np.where(ignored, IGNORE, values - first_label).astype(np.int16)
 
 
 def _gray_step(file: Image.Image) -> int:
-    """Pillow spreads gray of 2 and 4 bits over 0 to 255, by steps of 85 and 17: a label of 2 would be 34."""
-    tiles = getattr(file, "tile", None)  # how the file stores its pixels, known until they are decoded
+    """The factor by which Pillow scales gray of 2 and 4 bits to 0 to 255: with 4 bits, a label of 2 is read as 34."""
+    tiles = getattr(file, "tile", None)  # how the file stores its pixels; only known before decoding
     stored = tiles[0][3] if tiles else None
     return {"L;2": 85, "L;4": 17}.get(stored, 1) if isinstance(stored, str) else 1
 
 
 def read_pair(pair: Labelled, num_classes: int, first_label: int) -> tuple[Image.Image, Labels] | Broken:
-    """The image, in RGB, and its labels, or which of the files is at fault and why."""
-    at_fault = pair.labels
+    """The image in RGB and its labels, or which of the two files is broken and why."""
+    broken_path = pair.labels
     try:
         labels = read_labels(pair.labels, num_classes, first_label)
-        at_fault = pair.image
+        broken_path = pair.image
         image = _read_as_labelled(pair.image, (labels.shape[1], labels.shape[0]))
-    except Exception as error:  # decoders trip over corrupt files in many ways
-        return Broken(str(at_fault), describe_error(error))
+    except Exception as error:  # decoders raise many kinds of errors on corrupt files
+        return Broken(str(broken_path), describe_error(error))
     if image.size != (labels.shape[1], labels.shape[0]):
-        sizes = f"it is {labels.shape[1]}x{labels.shape[0]}, its image {pair.image} is {image.width}x{image.height}"
+        sizes = f"it is {labels.shape[1]}x{labels.shape[0]}, but its image {pair.image} is {image.width}x{image.height}"
         return Broken(str(pair.labels), sizes)
     return image, labels
 
 
 def _read_as_labelled(path: Path, size: tuple[int, int]) -> Image.Image:
-    """Upright, or as stored where only that has the size of the label map."""
+    """The image EXIF-transposed, or as stored if only that has the size of the label map."""
     with Image.open(path) as file:
         stored = file.size
         image = decode_image(file, "RGB")

@@ -1,7 +1,7 @@
-"""Hugging Face's image snapshots: parquet shards with a column of images and one of labels, read where they lie.
+"""Image snapshots of Hugging Face: parquet shards with a column of images and one of labels, read in place.
 
-Nothing is copied: shards are mapped into memory (see `parquet_pages`). Only what is stored in an unusual way, or is told to,
-goes through the `datasets` library, which unpacks it once into a cache of its own.
+Nothing is copied: shards are mapped into memory (see `parquet_pages`). Only shards in an unusual encoding, or with `unpack`,
+are read through the `datasets` library, which unpacks them once into its cache.
 """
 
 import io
@@ -22,17 +22,17 @@ from tailprop.runtime.distributed import print_main
 __all__ = ["Parquet"]
 
 _IMAGES: Final = ("image", "img", "jpg")
-_COSTLY: Final = 4 << 20  # bytes to be unpacked for a single image
-_MOST_COMPARED: Final = 2 << 30  # bytes of shards whose images are compared with others
+_COSTLY: Final = 4 << 20  # bytes decompressed for a single image
+_MOST_COMPARED: Final = 2 << 30  # largest size of shards whose images are compared with other splits
 _LABELS: Final = ("label", "labels", "fine_label", "cls")
 
 
 class Encoded(Protocol):
-    """Encoded images by row, None where there is none."""
+    """Encoded images by row; None where a row has no image."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, row: int, /) -> Any: ...  # anything with a buffer
+    def __getitem__(self, row: int, /) -> Any: ...  # supports the buffer protocol
 
 
 class Parquet:
@@ -41,8 +41,8 @@ class Parquet:
     Args:
         root: The folder.
         split: "train" or "validation".
-        cache: Where shards are unpacked, if they are; none = the cache of the `datasets` library.
-        unpack: Unpack them, though they could be read in place.
+        cache: Folder for unpacked shards; None = the cache of the `datasets` library.
+        unpack: Unpack the shards even if they can be read in place.
     """
 
     def __init__(self, root: Path, split: str, cache: Path | None = None, unpack: bool = False) -> None:
@@ -70,9 +70,7 @@ class Parquet:
         if odd is None:
             columns = [BinaryColumn(shard, self.bytes_name) for shard in self.shards]
             if _is_costly(columns[0]):
-                print_main(
-                    f"{split} shards are compressed in large pieces; if loading is slow, --data.unpack unpacks them once"
-                )
+                print_main(f"{split} shards are compressed in large pages; if loading is slow, --data.unpack unpacks them once")
             return list(columns)
         print_main(f"{odd.name} cannot be read in place; the {split} shards are unpacked into a cache once")
         return _unpack(self.shards, self.image, split, cache)
@@ -91,20 +89,19 @@ class Parquet:
         labels = pa.chunked_array(chunks, pq.read_schema(self.shards[0]).field(name).type)
         if not pa.types.is_integer(labels.type):
             raise ValueError(
-                f"{self.shards[0]}: labels are whole numbers from 0 on, column {name} holds {labels.type}; number the classes"
+                f"{self.shards[0]}: labels must be integers from 0 on, but column {name} has type {labels.type}; convert it"
             )
         if labels.null_count > 0:
             first = int(np.argmax(labels.is_null().to_numpy()))
             raise ValueError(
-                f"{self.shards[0].parent}: {self.name(first)} has no label, nor have {labels.null_count - 1} more; "
-                "remove such rows"
+                f"{self.shards[0].parent}: {self.name(first)} and {labels.null_count - 1} more have no label; remove these rows"
             )
         return labels
 
     def read(self, index: int) -> Image.Image:
         encoded = self._encoded(index)
         if encoded is None:
-            raise OSError("the row holds no image")
+            raise OSError("the row has no image")
         return Image.open(io.BytesIO(encoded))
 
     def _encoded(self, index: int) -> Any:
@@ -112,7 +109,7 @@ class Parquet:
         return self.parts[which][index - self.starts[which]]
 
     def contents(self) -> Contents | None:
-        """The encoded images, unless there are so many that looking at each would take minutes."""
+        """The encoded images; None if there are so many that reading each would take minutes."""
         if sum(shard.stat().st_size for shard in self.shards) > _MOST_COMPARED:
             return None
         sizes = [len(memoryview(self._encoded(i) or b"")) for i in range(len(self.labels))]
@@ -136,7 +133,7 @@ def _find_shards(root: Path, split: str) -> list[Path]:
 
 
 def _check_shards(shards: Sequence[Path]) -> list[Any]:
-    """Their schemas; reading them reads the footer, which a truncated file has lost."""
+    """The schemas of the shards; reading one fails for a truncated file, which has lost its footer."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -148,7 +145,9 @@ def _check_shards(shards: Sequence[Path]) -> list[Any]:
             raise _corrupt(shard, error) from None
     count = shards[0].stem.rpartition("-of-")[2]
     if count.isdigit() and int(count) != len(shards):
-        raise ValueError(f"{shards[0].parent} holds {len(shards)} of {int(count)} {shards[0].name.split('-')[0]} shards")
+        raise ValueError(
+            f"{shards[0].parent} has {len(shards)} of {int(count)} {shards[0].name.split('-')[0]} shards; download the rest"
+        )
     return schemas
 
 
@@ -162,9 +161,11 @@ def _columns(schemas: Sequence[Any], shards: Sequence[Path]) -> tuple[str, str]:
     label = next((n for n in _LABELS if n in schemas[0].names), None)
     for schema, shard in zip(schemas, shards, strict=True):
         if image not in schema.names or label not in schema.names:
-            raise ValueError(f"{shard} needs the columns image and label, it has {', '.join(schema.names)}")
+            raise ValueError(f"{shard} needs the columns image and label, but has {', '.join(schema.names)}")
         if schema.field(image).type != schemas[0].field(image).type:
-            raise ValueError(f"{shard} stores its images in another way than {shards[0].name}; they are of two snapshots")
+            raise ValueError(
+                f"{shard} stores images in another type than {shards[0].name}; the shards are from different snapshots"
+            )
     assert image is not None
     assert label is not None
     return image, label
@@ -173,13 +174,13 @@ def _columns(schemas: Sequence[Any], shards: Sequence[Path]) -> tuple[str, str]:
 def _is_costly(column: BinaryColumn) -> bool:
     try:
         return column.cost() > _COSTLY
-    except OSError:  # what is corrupt there is reported when it is read
+    except OSError:  # a corrupt page is reported when it is read
         return False
 
 
 @lru_cache(4)
 def _paths(shard: Path, image: str) -> list[str | None]:
-    """The names the images had before they came into a shard; empty if it does not tell, or is corrupt there too."""
+    """Original file names of the images in a shard; empty if it has none or that column is corrupt."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -195,7 +196,7 @@ def _paths(shard: Path, image: str) -> list[str | None]:
 
 
 def _unpack(shards: Sequence[Path], image: str, split: str, cache: Path | None) -> list[Encoded]:
-    """The encoded images of shards, through a copy that `datasets` makes once and maps into memory."""
+    """The encoded images of shards, from a copy that `datasets` writes once and maps into memory."""
     import datasets
 
     files = {split: [str(path) for path in shards]}
@@ -207,7 +208,7 @@ def _unpack(shards: Sequence[Path], image: str, split: str, cache: Path | None) 
 
 
 class _ArrowColumn:
-    """Bytes of an Arrow column, or of structs that hold them. Asking `datasets` for a row would take as long as decoding it."""
+    """Bytes of an Arrow column or of structs with such a field. Indexing `datasets` would take as long as decoding."""
 
     def __init__(self, chunk: Any) -> None:
         import pyarrow as pa

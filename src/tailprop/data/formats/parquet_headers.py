@@ -1,4 +1,4 @@
-"""Headers of parquet pages: a few fields in Thrift's compact protocol, which no Python library at hand reads alone.
+"""Headers of parquet pages: a few fields in Thrift's compact protocol, which pyarrow does not expose.
 
 The format: https://parquet.apache.org/docs/file-format and https://github.com/apache/thrift/blob/master/doc/specs.
 """
@@ -7,27 +7,27 @@ from typing import Any, Final, NamedTuple
 
 __all__ = ["DATA", "DATA_V2", "DICTIONARY", "Page", "read_header", "varint"]
 
-DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # kinds of pages
-_TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, 12  # kinds of fields
-_DEEPEST: Final = 8  # structs within structs; a corrupt file must not lead further
-_BITS: Final = 63  # of the largest number
+DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # page types
+_TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, 12  # field types
+_DEEPEST: Final = 8  # nesting of structs; a corrupt file must not recurse further
+_BITS: Final = 63  # of the largest integer
 
 
 class Page(NamedTuple):
-    """A page of values. `levels` are the bytes before them that say which rows are empty; in version 2 never compressed."""
+    """A page of values. `levels` is the size of the definition levels before them, which version 2 never compresses."""
 
     kind: int
     rows: int
     encoding: int
-    offset: int  # of what follows the header
+    offset: int  # of the data after the header
     size: int
     unpacked_size: int
-    levels: int | None  # none in version 1, where they lie inside
+    levels: int | None  # None in version 1, where they are part of the data
     is_packed: bool
 
 
 def read_header(data: memoryview, at: int) -> tuple[Page, int]:
-    """The page whose header begins at a place, and where that header ends; OSError if it makes no sense."""
+    """The page whose header starts at an offset, and where the header ends; raises OSError if it is corrupt."""
     page: Page | None
     try:
         fields, at = _struct(data, at, 0)
@@ -74,18 +74,18 @@ def _field(data: memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return _zigzag(data, at)
     if kind == _STRUCT:
         return _struct(data, at, depth + 1)
-    if kind == _BINARY:  # smallest and largest values and the like: of no use here
+    if kind == _BINARY:  # statistics such as minimum and maximum: not needed here
         length, at = varint(data, at)
         return None, at + length
     return None, at + {_BYTE: 1, _DOUBLE: 8}[kind]
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first, and where it ends."""
+    """An integer with seven bits in each byte, the lowest first, and where it ends."""
     value = shift = 0
     while True:
         if shift > _BITS:
-            raise IndexError("a number without end")
+            raise IndexError("unterminated varint")
         value |= (data[at] & 127) << shift
         shift += 7
         at += 1

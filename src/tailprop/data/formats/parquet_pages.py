@@ -1,13 +1,13 @@
-"""Single values of a binary column of a parquet file, read where they lie.
+"""Random access to the values of a binary column of a parquet file, read in place.
 
-Libraries read parquet by row groups: a hundred images or more are unpacked to look at one. So snapshots are usually unpacked
-once, as a whole, which for ImageNet takes the time and the disk of another 140 GB. But a row group is a row of pages, each with
-a header that says how many values it holds. Here the file is mapped into memory, the headers of a group are walked once, when
-it is first asked for, and then a value costs the page it is in: of an uncompressed one, as in recent snapshots, nothing but its
-own bytes; of a compressed one unpacking all of it, and writers put as much as a whole group into a page.
+Libraries read parquet by row groups: a hundred images or more are decompressed to read one. So snapshots are usually unpacked
+once, as a whole, which for ImageNet takes another 140 GB of disk and the time to write them. But a row group is a sequence of
+pages, and the header of each has its number of values. Here the file is mapped into memory, the headers of a group are read
+once, at its first access, and then a value costs only its page: for an uncompressed page, as in recent snapshots, just its own
+bytes; for a compressed one the whole page is decompressed, and some writers put a whole group into one page.
 
-The format: https://parquet.apache.org/docs/file-format. Read are flat binary columns, also inside a struct, with plain and
-dictionary encoding, data pages of both versions, and the codecs of pyarrow. `can_read` says whether a file is of that kind.
+The format: https://parquet.apache.org/docs/file-format. Supported are flat binary columns, also inside a struct, with plain and
+dictionary encoding, data pages of both versions, and the codecs of pyarrow. `can_read` checks whether a file is supported.
 """
 
 import mmap
@@ -31,16 +31,16 @@ _CODECS: Final = {
     "GZIP": "gzip",
     "BROTLI": "brotli",
     "ZSTD": "zstd",
-    "LZ4": "lz4_raw",  # as pyarrow names it; the older kind, with frames of Hadoop, is not read
+    "LZ4": "lz4_raw",  # pyarrow's name; the older format with Hadoop frames is not supported
 }
-_ENCODINGS: Final = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # levels among them
+_ENCODINGS: Final = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # of values and levels
 _PLAIN, _INDEXED = 0, (2, 8)  # encodings of values
 _ALLOWED = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 _MAPS: Final = 512 if _ALLOWED == resource.RLIM_INFINITY else min(512, _ALLOWED // 2)  # files kept open at a time
 
 
 class File(NamedTuple):
-    """A file as it was found: one that is replaced is another."""
+    """The identity of a file; a file that was replaced has another one."""
 
     path: Path
     inode: int
@@ -59,19 +59,19 @@ class Chunk(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the values of a page are."""
+    """Positions of the values in a page."""
 
-    places: np.ndarray | None  # which of the values belongs to a row, -1 for none; none = every row has its own
-    ends: "array[int]"  # where each plain value begins, with its length of four bytes, and where the last one ends
-    indices: np.ndarray | None  # of the values in the dictionary, if that is where they are
+    places: np.ndarray | None  # index of each row's value, -1 for null; None = no row is null
+    ends: "array[int]"  # where each plain value starts, with its length of four bytes, and where the last one ends
+    indices: np.ndarray | None  # into the dictionary, for dictionary encoding
 
 
 class BinaryColumn:
-    """Values of one column of one file, by row; None where there is none.
+    """Values of one column of one file, by row; None for null.
 
     Args:
         path: The parquet file.
-        name: The column, as `image.bytes` for a field of a struct.
+        name: The column, for example `image.bytes` for a field of a struct.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -85,11 +85,11 @@ class BinaryColumn:
             groups = [file.metadata.row_group(g) for g in range(file.metadata.num_row_groups)]
             self.chunks = [_chunk(group.column(place), group.num_rows) for group in groups]
         self.starts = _starts(chunk.rows for chunk in self.chunks)
-        self.pages: dict[int, tuple[list[int], list[Page], Page | None]] = {}  # of the groups asked for so far
-        self.layouts: dict[tuple[int, int], Layout] = {}  # of the pages asked for so far, by group and number
+        self.pages: dict[int, tuple[list[int], list[Page], Page | None]] = {}  # of the row groups accessed so far
+        self.layouts: dict[tuple[int, int], Layout] = {}  # of the pages accessed so far, by group and number
 
     def cost(self) -> int:
-        """Bytes that are unpacked for a value of the first row group; a look at its headers."""
+        """Bytes to decompress for a value of the first row group, from its headers."""
         if not self.chunks or self.chunks[0].codec is None:
             return 0
         _, pages, dictionary = self._index(self.chunks[0])
@@ -116,7 +116,7 @@ class BinaryColumn:
         pages: list[Page] = []
         try:
             for page in _pages(_mapped(self.file), chunk):
-                pages.append(page)  # one by one: those before the corrupt one are good
+                pages.append(page)  # one by one: those before a corrupt page are usable
         except OSError:
             if not pages:
                 raise
@@ -136,7 +136,7 @@ class BinaryColumn:
         if layout.indices is None:
             return self._cut(layout, body, place)
         if dictionary is None:
-            raise OSError(f"{self.path.name} lacks a dictionary")
+            raise OSError(f"{self.path.name} has no dictionary")
         entries = (key[0], -1)
         body = _body(self.file, dictionary, codec)
         if entries not in self.layouts:
@@ -150,7 +150,7 @@ class BinaryColumn:
 
 
 def can_read(path: Path, name: str) -> bool:
-    """Whether a column is stored in a way that is read here."""
+    """Whether the encoding of a column is supported."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
@@ -165,13 +165,13 @@ def can_read(path: Path, name: str) -> bool:
 def _place(file: Any, name: str) -> int:
     names = [file.schema.column(i).path for i in range(len(file.schema))]
     if name not in names:
-        raise ValueError(f"no column {name}, there are {', '.join(names)}")
+        raise ValueError(f"no column {name}; the columns are {', '.join(names)}")
     return names.index(name)
 
 
 def _chunk(column: Any, rows: int) -> Chunk:
     first = column.data_page_offset
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < first:  # some writers say 0 for none
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < first:  # some writers use 0 for none
         first = column.dictionary_page_offset
     return Chunk(rows, first, first + column.total_compressed_size, column.total_uncompressed_size, _CODECS[column.compression])
 
@@ -207,9 +207,9 @@ def _pages(file: memoryview, chunk: Chunk) -> Iterator[Page]:
 
 
 def _fits(page: Page, chunk: Chunk) -> bool:
-    """Whether a page promises no more than its column has: memory is made ready for what it says."""
+    """Whether the sizes in a page header are within its column: memory is allocated by them."""
     sizes_fit = page.size >= 0 and 0 <= (page.levels or 0) <= page.unpacked_size <= chunk.unpacked_size
-    most = page.unpacked_size // 4 if page.kind == DICTIONARY else chunk.rows  # entries may be more than rows
+    most = page.unpacked_size // 4 if page.kind == DICTIONARY else chunk.rows  # a dictionary may have more entries than rows
     return sizes_fit and 0 <= page.rows <= most
 
 
@@ -219,7 +219,7 @@ def _body(file: File, page: Page, codec: str | None) -> memoryview:
     return _unpack(file, page, codec)
 
 
-@lru_cache(2)  # a page and its dictionary: whoever reads in order needs them again
+@lru_cache(2)  # a page and its dictionary: sequential reads need them again
 def _unpack(file: File, page: Page, codec: str) -> memoryview:
     import pyarrow as pa
 
@@ -227,18 +227,20 @@ def _unpack(file: File, page: Page, codec: str) -> memoryview:
 
     bare = page.levels or 0
     try:
-        unpacked = memoryview(pa.decompress(body[bare:], page.unpacked_size - bare, codec=codec)).cast("B")  # of signed bytes
-    except MemoryError:  # Arrow's is one of its own kind, too
+        unpacked = memoryview(pa.decompress(body[bare:], page.unpacked_size - bare, codec=codec)).cast(
+            "B"
+        )  # it has signed bytes
+    except MemoryError:  # Arrow's is also an ArrowException
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise OSError(f"a page cannot be unpacked: {' '.join(str(error).split())}") from None
+        raise OSError(f"a page cannot be decompressed: {' '.join(str(error).split())}") from None
     if bare == 0:
         return unpacked
     return memoryview(b"".join([body[:bare], unpacked]))
 
 
 def _lay_out(body: memoryview, page: Page, depth: int) -> Layout:
-    """Read what stands before the values: which rows have one; and find out where each of them is."""
+    """Decode the definition levels, which mark null rows, and find the positions of the values."""
     first, places, count = page.levels or 0, None, page.rows
     if depth > 0:
         coded = body[:first]
@@ -252,7 +254,7 @@ def _lay_out(body: memoryview, page: Page, depth: int) -> Layout:
     if page.encoding == _PLAIN:
         return Layout(places, _walk(body, first, count), None)
     if page.encoding not in _INDEXED:
-        raise OSError(f"a page has the encoding {page.encoding}")
+        raise OSError(f"a page has the unsupported encoding {page.encoding}")
     if count == 0:
         return Layout(places, array("q"), np.empty(0, np.int64))
     if first >= len(body):
@@ -264,15 +266,15 @@ def _walk(body: memoryview, first: int, count: int) -> "array[int]":
     found, end = array("q", [first]), len(body)
     while found[-1] + 4 <= end and len(found) <= count:
         found.append(found[-1] + 4 + int.from_bytes(body[found[-1] : found[-1] + 4], "little"))
-    if found[-1] > end:  # the last one is cut off
+    if found[-1] > end:  # the last one is truncated
         found.pop()
     return found
 
 
 def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
-    """`count` small numbers of so many bits, stored as runs and as packed groups of eight in turn."""
+    """Decode `count` integers of `bits` bits from parquet's hybrid of run-length encoding and bit packing."""
     values, done, at = np.zeros(count, np.int64), 0, 0
-    if bits == 0:  # one entry in the dictionary
+    if bits == 0:  # a dictionary with a single entry
         return values
     if bits > 32:
         raise OSError("the levels of a page are corrupt")
@@ -283,7 +285,7 @@ def _hybrid(coded: memoryview, bits: int, count: int) -> np.ndarray:
         except IndexError:
             raise OSError("the levels of a page are corrupt") from None
         if head & 1:
-            size = min(head >> 1, -(-(count - done) // 8)) * bits  # as many groups of eight as are wanted
+            size = min(head >> 1, -(-(count - done) // 8)) * bits  # as many groups of eight as needed
             packed = np.frombuffer(coded[at : at + size], np.uint8)
             at += (head >> 1) * bits
             single = np.unpackbits(packed, bitorder="little")

@@ -1,8 +1,8 @@
-"""Scenes of shapes whose every pixel is known: material for tests, demos and small trainings in the formats of real datasets.
+"""Generated scenes of shapes with exact masks, for tests, demos and small training runs in the formats of real datasets.
 
-A scene is a textured ground with a few textured shapes on it that may hide each other in part, and now and then a crowd of
-tiny ones. Shapes are drawn without smoothing, so the mask of what is visible of each is exact. A scene is a pure function of
-(seed, index); `data/scenes.py` writes them as COCO, ADE20K and parquet.
+A scene is a textured background with a few textured shapes that may occlude each other, and sometimes a crowd of tiny ones.
+Shapes are drawn without anti-aliasing, so the visible mask of each is exact. A scene is a pure function of (seed, index);
+`write.py` writes them as COCO, ADE20K and parquet.
 
 Shapes: H = W = side of the image in pixels. Coordinates u, v of a shape run from -1 to 1 over its extent.
 """
@@ -23,43 +23,43 @@ Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
-LEAST_VISIBLE: Final = 0.35  # of a shape's area; a placement that would hide more of another is not made
-TRIES: Final = 12  # placements tried for a shape before it is given up
+LEAST_VISIBLE: Final = 0.35  # of a shape's area; a placement that would occlude more of another shape is rejected
+TRIES: Final = 12  # placements tried before a shape is skipped
 
 
 @dataclass(frozen=True)
 class SceneConfig:
-    """How generated scenes look."""
+    """Settings of generated scenes."""
 
     size_px: int = 128
-    """Side of the images."""
+    """Side of the images in pixels."""
     objects: tuple[int, int] = (2, 7)
-    """Fewest and most shapes in a scene."""
+    """Minimum and maximum number of shapes in a scene."""
     extent: tuple[float, float] = (0.1, 0.5)
-    """Smallest and largest diameter of a shape over the side of the image."""
+    """Smallest and largest diameter of a shape as a fraction of the side of the image."""
     crowd: float = 0.05
-    """Chance of a crowd of tiny shapes, marked as such."""
+    """Probability of a crowd of tiny shapes, annotated with iscrowd."""
     seed: int = 0
-    """Another seed makes other scenes."""
+    """Seed of the generated scenes."""
 
     def check(self) -> None:
         check_at_least("scenes.size_px", self.size_px, 32)
         check_at_least("scenes.seed", self.seed, 0)
         if not 0 <= self.objects[0] <= self.objects[1]:
-            raise ValueError(f"scenes.objects are the fewest and the most shapes, got {self.objects}")
+            raise ValueError(f"scenes.objects must be the minimum and maximum number of shapes, got {self.objects}")
         if not 0 < self.extent[0] <= self.extent[1] <= 1:
-            raise ValueError(f"scenes.extent rises within (0, 1], got {self.extent}")
+            raise ValueError(f"scenes.extent must be two increasing values in (0, 1], got {self.extent}")
         if not 0 <= self.crowd <= 1:
-            raise ValueError(f"scenes.crowd lies between 0 and 1, got {self.crowd}")
+            raise ValueError(f"scenes.crowd must be between 0 and 1, got {self.crowd}")
 
 
 @dataclass
 class Instance:
     """A shape in a scene, or a crowd of them."""
 
-    label: int  # place in SHAPES
-    mask: Bools  # what is visible of it, (H, W)
-    area: int  # pixels it would have if nothing hid it
+    label: int  # index into SHAPES
+    mask: Bools  # its visible pixels, (H, W)
+    area: int  # number of pixels without occlusion
     is_crowd: bool = False
 
 
@@ -69,7 +69,7 @@ class Scene:
     instances: list[Instance]
 
     def labels(self) -> Bytes:
-        """The class of every pixel, (H, W): 0 where nobody says, in a crowd; 1 the ground; 2 and on the shapes."""
+        """The label map, (H, W): 0 in a crowd (ignored), 1 for the background, 2 and above for the shapes."""
         classes = np.ones(self.image.shape[:2], dtype=np.uint8)
         for instance in self.instances:
             classes[instance.mask] = 0 if instance.is_crowd else instance.label + 2
@@ -119,7 +119,7 @@ def make_scene(config: SceneConfig, index: int) -> Scene:
 
 
 def _place(rng: np.random.Generator, side: int, extent: tuple[float, float], others: list[Instance]) -> Instance | None:
-    """A shape that leaves enough of the others to be seen; sizes are uniform in their logarithm, so small ones abound."""
+    """A shape that leaves enough of the others visible; sizes are log-uniform, so small ones are frequent."""
     for _ in range(TRIES):
         radius = 0.5 * side * math.exp(rng.uniform(*np.log(extent)))
         label = int(rng.integers(len(SHAPES)))
@@ -139,7 +139,7 @@ def _inside(label: int, side: int, centre: Floats, radius: float, angle: float, 
 
 
 def _paint(rng: np.random.Generator, image: Floats, shape: Instance) -> None:
-    """Fill a shape with a texture whose colour stands off the ground it covers."""
+    """Fill a shape with a texture whose colour differs from the background it covers."""
     ground = image[shape.mask].mean(0)
     texture = _texture(rng, len(image), 0.25)
     for _ in range(TRIES):
@@ -150,7 +150,7 @@ def _paint(rng: np.random.Generator, image: Floats, shape: Instance) -> None:
 
 
 def _paint_crowd(rng: np.random.Generator, image: Floats) -> Instance:
-    """A dozen tiny shapes of one kind close together, annotated as one."""
+    """A dozen tiny shapes of one class close together, annotated as one crowd."""
     side = len(image)
     label, radius = int(rng.integers(len(SHAPES))), max(2.0, 0.02 * side)
     middle = rng.uniform(0.25 * side, 0.75 * side, size=2)
@@ -165,7 +165,7 @@ def _paint_crowd(rng: np.random.Generator, image: Floats) -> Instance:
 
 
 def _texture(rng: np.random.Generator, side: int, contrast: float) -> Floats:
-    """Two colours mixed by a pattern: plain, a slope, stripes, checks or blotches. (H, W, 3)"""
+    """Two colours mixed by a pattern: uniform, gradient, stripes, checkerboard or blobs. (H, W, 3)"""
     first, second = rng.uniform(0, 255, size=3), rng.uniform(0, 255, size=3)
     second = first + contrast * (second - first)
     pattern = _PATTERNS[rng.integers(len(_PATTERNS))](rng, side)  # (H, W), 0 to 1
@@ -182,13 +182,13 @@ def _waves(rng: np.random.Generator, side: int) -> tuple[Floats, Floats]:
     return np.sin(rate * along + phase), np.sin(rate * across + phase)
 
 
-def _slope(rng: np.random.Generator, side: int) -> Floats:
+def _gradient(rng: np.random.Generator, side: int) -> Floats:
     y, x = np.mgrid[0:side, 0:side] / side - 0.5
     angle = rng.uniform(0, 2 * math.pi)
     return np.clip(0.5 + math.cos(angle) * x + math.sin(angle) * y, 0, 1)
 
 
-def _blotches(rng: np.random.Generator, side: int) -> Floats:
+def _blobs(rng: np.random.Generator, side: int) -> Floats:
     from scipy import ndimage
 
     coarse = rng.random((int(rng.integers(3, 9)),) * 2)
@@ -197,8 +197,8 @@ def _blotches(rng: np.random.Generator, side: int) -> Floats:
 
 _PATTERNS: Final[tuple[Callable[[np.random.Generator, int], Floats], ...]] = (
     lambda _rng, side: np.zeros((side, side)),
-    _slope,
+    _gradient,
     lambda rng, side: (_waves(rng, side)[0] > 0).astype(float),
     lambda rng, side: (np.multiply(*_waves(rng, side)) > 0).astype(float),
-    _blotches,
+    _blobs,
 )

@@ -1,8 +1,8 @@
-"""Generated scenes on disk, in the formats of the real datasets, so that tests and demos go through the real loaders.
+"""Write generated scenes in the formats of real datasets, so that tests and demos use the real data loaders.
 
-coco     train2017/, val2017/ and annotations/instances_{train,val}2017.json, masks as run lengths (exact, with holes)
+coco     train2017/, val2017/ and annotations/instances_{train,val}2017.json, masks as RLE (exact, with holes)
 ade20k   images/{training,validation}/*.jpg, annotations/{training,validation}/*.png and objectInfo150.txt
-parquet  train-*.parquet and validation-*.parquet, labelled with the shape of which most is visible
+parquet  train-*.parquet and validation-*.parquet, labelled with the shape that has the most visible pixels
 """
 
 import io
@@ -39,29 +39,29 @@ Writer = Callable[[Path, SceneConfig, int, int], None]
 
 
 def write_scenes(out: Path, style: Style, config: SceneConfig, train: int, val: int) -> None:
-    """Write `train` scenes and the `val` scenes after them, with a note of how they were made.
+    """Write `train` scenes and the `val` scenes after them, and a scenes.json with their settings.
 
-    Only a folder that is new, empty or holds the same scenes is written to: images and annotations of a real dataset have
-    the same names. The note is there from the beginning, so that what was interrupted can be continued.
+    The folder must be new, empty or hold the same scenes, because the images and annotations of a real dataset have the same
+    names. scenes.json is written first, so that an interrupted call can be repeated.
     """
     config.check()
     if style == "parquet" and config.objects[0] < 1:
-        raise ValueError("a scene without shapes has no label; parquet needs at least one in every scene (objects)")
+        raise ValueError("a scene without shapes has no label; parquet needs at least one shape in every scene (objects)")
     note, wanted = out / "scenes.json", _describe(style, config, train, val)
-    _refuse_others(out, _read_note(note), wanted)
+    _check_same_scenes(out, _read_note(note), wanted)
     out.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(wanted | {"begun": True}))
     _WRITERS[style](out, config, train, val)
     write_atomically(note, lambda part: part.write_text(json.dumps(wanted)))
 
 
-def _refuse_others(out: Path, known: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
+def _check_same_scenes(out: Path, known: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
     if known is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(
-            f"{out} holds no generated scenes; name a new folder, or to train on what is there another --data.source"
+            f"{out} does not hold generated scenes; give a new folder, or use another --data.source to train on its files"
         )
     if known is not None and {**known, "begun": True} != {**wanted, "begun": True}:
-        raise ValueError(f"{out} holds scenes made with other settings; remove it or name another folder")
+        raise ValueError(f"{out} holds scenes generated with other settings; remove it or give another folder")
 
 
 def _read_note(path: Path) -> dict[str, Any] | None:
@@ -70,12 +70,12 @@ def _read_note(path: Path) -> dict[str, Any] | None:
     try:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError):
-        raise ValueError(f"{path} is corrupt; remove the folder, and the scenes are made anew") from None
+        raise ValueError(f"{path} is corrupt; remove the folder to generate the scenes again") from None
 
 
 def _describe(style: Style, config: SceneConfig, train: int, val: int) -> dict[str, Any]:
     described = dict(asdict(config), train=train, val=val, **({} if style == "coco" else {"format": style}))
-    return json.loads(json.dumps(described))  # as it is read again
+    return json.loads(json.dumps(described))  # as json reads it back
 
 
 def _scenes(config: SceneConfig, first: int, count: int) -> Iterator[tuple[int, Scene]]:
@@ -92,19 +92,19 @@ def write_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
 
 
 def ensure_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
-    """Write the scenes unless they are there; anything else in their place is refused."""
+    """Write the scenes unless they exist; raise if the folder holds something else."""
     _ensure(out, "coco", config, train, val)
 
 
 def ensure_ade20k(out: Path, config: SceneConfig, train: int, val: int) -> None:
-    """The same with a class for every pixel."""
+    """The same with label maps."""
     _ensure(out, "ade20k", config, train, val)
 
 
 def _ensure(out: Path, style: Style, config: SceneConfig, train: int, val: int) -> None:
     if _read_note(out / "scenes.json") == _describe(style, config, train, val):
         return
-    _refuse_others(out, _read_note(out / "scenes.json"), _describe(style, config, train, val))
+    _check_same_scenes(out, _read_note(out / "scenes.json"), _describe(style, config, train, val))
     print(f"generating {train + val} scenes in {out}", flush=True)
     write_scenes(out, style, config, train, val)
 
@@ -179,7 +179,7 @@ def _jpeg(scene: Scene) -> bytes:
 
 def _main_label(scene: Scene) -> int:
     if not scene.instances:
-        raise ValueError("a scene without shapes has no label; parquet needs one object at least in every scene")
+        raise ValueError("a scene without shapes has no label; parquet needs at least one object in every scene")
     return max(scene.instances, key=lambda i: (not i.is_crowd, i.mask.sum())).label
 
 

@@ -1,8 +1,8 @@
 """Augmentation for training and preprocessing for evaluation.
 
-The crop and the policies (RandAugment, AutoAugment, AugMix) are timm's, pixel for pixel, by a shorter way: around the crop of a
-small image timm's and torchvision's steps spend more time on checks of types and sizes than on the image, and on a CPU that
-is time the model does not get.
+The crop and the policies (RandAugment, AutoAugment, AugMix) give the same pixels as timm's, with less overhead: on small images
+timm's and torchvision's transforms spend more time on checks of types and sizes than on pixels, and when training on a CPU the
+model needs that time.
 """
 
 import random
@@ -39,35 +39,33 @@ __all__ = [
 
 
 _INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest", "box", "random")
-
-
 _POLICIES = ("rand", "original", "v0", "augmix", "3a")
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Augmentation while training."""
+    """Augmentation in training."""
 
     scale: tuple[float, float] = (0.08, 1.0)
-    """Area of the random crop over that of the image."""
+    """Area of the random crop as a fraction of the image."""
     ratio: tuple[float, float] = (0.75, 4 / 3)
     """Aspect ratio of the random crop."""
     flip: float = 0.5
-    """Chance of a mirror image."""
+    """Probability of a horizontal flip."""
     color_jitter: float = 0.4
-    """Change of brightness, contrast and saturation, where RandAugment is not used; 0 = none."""
+    """Strength of the jitter of brightness, contrast and saturation, unless auto_augment is used; 0 = off."""
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
-    """RandAugment, in timm's spelling; none = off."""
+    """RandAugment, AutoAugment or AugMix policy as a timm string; none = off."""
     erase: float = 0.25
-    """Chance of a random rectangle of noise."""
+    """Probability of random erasing."""
     interpolation: str = "bicubic"
-    """How images are resized."""
+    """Interpolation of the random crop."""
     mixup: float = 0.8
     """Mixup's alpha; 0 = off."""
     cutmix: float = 1.0
     """CutMix's alpha; 0 = off."""
     mix_prob: float = 1.0
-    """Share of the batches that mixup or CutMix is applied to."""
+    """Probability of applying mixup or CutMix to a batch."""
     smoothing: float = 0.1
     """Label smoothing."""
 
@@ -77,24 +75,26 @@ class AugmentConfig:
         for name in ("color_jitter", "mixup", "cutmix"):
             check_at_least(f"augment.{name}", getattr(self, name), 0)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"augment.scale rises within (0, 1], got {self.scale}")
+            raise ValueError(f"augment.scale must be two increasing values in (0, 1], got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"augment.ratio rises from above 0, got {self.ratio}")
+            raise ValueError(f"augment.ratio must be two increasing positive values, got {self.ratio}")
         check_choice("augment.interpolation", self.interpolation, _INTERPOLATIONS)
         if self.auto_augment is not None and not self.auto_augment.startswith(_POLICIES):
-            raise ValueError(f"augment.auto_augment is spelt as in timm, as rand-m9-mstd0.5-inc1; got {self.auto_augment!r}")
+            raise ValueError(
+                f"augment.auto_augment must be a timm policy such as rand-m9-mstd0.5-inc1; got {self.auto_augment!r}"
+            )
 
 
 class RandomResizedCrop:
-    """A random part of an image, resized to a square and mirrored by chance; bytes, (C, side, side).
+    """A random crop, resized to a square and randomly flipped, as uint8 (C, side, side).
 
     Args:
-        side: Of the square, in pixels.
-        scale: Area of the part over that of the image, from and to.
-        ratio: Width over height of the part, from and to.
-        flip: Chance of a mirror image.
-        interpolation: As timm spells it; random = bilinear or bicubic, by chance.
-        policy: What else is done to the square, such as RandAugment.
+        side: Side of the square in pixels.
+        scale: Range of the area of the crop as a fraction of the image.
+        ratio: Range of the aspect ratio (width over height) of the crop.
+        flip: Probability of a horizontal flip.
+        interpolation: timm's name; random = bilinear or bicubic at random.
+        policy: Further augmentation of the square, such as RandAugment.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RandomResizedCrop:
         self.resamplings = [str_to_pil_interp(name) for name in names]
 
     def part(self, image: Image.Image) -> tuple[int, int, int, int]:
-        """Left, upper, right and lower edge, drawn from Python's generator."""
+        """Left, upper, right and lower edge of a random crop, drawn from Python's generator."""
         top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, self.scale, self.ratio)
         return left, top, left + width, top + height
 
@@ -128,13 +128,13 @@ class RandomResizedCrop:
 
 
 def timm_policy(name: str, side: int, mean: Sequence[float], interpolation: str) -> Callable[[Image.Image], Image.Image]:
-    """What timm does between the crop and the tensor.
+    """timm's auto-augment policy, applied between the crop and the tensor.
 
     Args:
-        name: As timm spells it, for example rand-m9-mstd0.5-inc1.
-        side: Of the crop, in pixels; how far an image may be shifted depends on it.
-        mean: Of each channel, 0 to 1: the colour of what comes into the image at its edges.
-        interpolation: As timm spells it.
+        name: timm's policy string, for example rand-m9-mstd0.5-inc1.
+        side: Side of the crop in pixels; the largest translation depends on it.
+        mean: Mean of each channel, 0 to 1: the fill colour.
+        interpolation: timm's name.
     """
     try:
         whole = create_transform(
@@ -148,16 +148,16 @@ def timm_policy(name: str, side: int, mean: Sequence[float], interpolation: str)
             normalize=False,
         )
     except (AssertionError, ValueError, KeyError, IndexError) as error:
-        raise ValueError(f"timm does not understand augment.auto_augment {name!r}: {error}") from None
+        raise ValueError(f"timm does not accept augment.auto_augment {name!r}: {error}") from None
     _crop, policy, _to_tensor = whole.transforms
     for op in operations(policy):
-        if op.name.startswith("Posterize"):  # timm may ask for 0 bits of a colour: black, until Pillow began to refuse it
+        if op.name.startswith("Posterize"):  # timm may request 0 bits, which means black; recent versions of Pillow reject it
             op.aug_fn = _posterize
     return policy
 
 
 def operations(policy: Any) -> list[Any]:
-    """The operations of a policy, whichever it is."""
+    """The operations of any kind of policy."""
     groups = [*getattr(policy, "policy", ()), getattr(policy, "ops", ()), getattr(policy, "augs", ())]
     return [op for group in groups for op in group if hasattr(op, "aug_fn")]
 
@@ -173,7 +173,7 @@ def normalisation(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def train_transforms(data: DataConfig, augment: AugmentConfig, in_chans: int = 3) -> list[RandomResizedCrop]:
-    """One for each size of training, in order."""
+    """The training transforms, one for each training size, in order."""
     return [_train_transform(side, augment, in_chans) for side in data.train_px or (data.size_px,)]
 
 
@@ -191,44 +191,44 @@ def eval_transform(
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
     crop_mode: str | None = None,
 ) -> Any:
-    """Preparation for evaluation; a foreign model may have a mean and deviation, and a way to crop, of its own."""
+    """Preprocessing for evaluation; a pretrained timm model may have its own mean, standard deviation and crop mode."""
     mean, std = statistics or normalisation(in_chans)
-    # timm rounds size / crop down; the half keeps 93 from becoming 92
+    # timm rounds size / crop_pct down; adding 0.5 prevents 93 from becoming 92
     crop = data.size_px / (data.eval_resize_px + 0.5)
     interpolation = "bicubic" if augment.interpolation == "random" else augment.interpolation
     how = dict(interpolation=interpolation, crop_pct=crop, crop_mode=crop_mode, mean=mean, std=std)
     steps = create_transform(data.size_px, **how).transforms
-    return Compose(
-        [crop_long_strip, *steps] if crop_mode in (None, "center") else steps
-    )  # the others never enlarge beyond the size
+    # The other crop modes never enlarge an image beyond the size.
+    return Compose([crop_long_strip, *steps] if crop_mode in (None, "center") else steps)
 
 
 class BatchAugment:
-    """The end of training's augmentation, on whole batches and on their device: colour jitter, normalisation, erasing.
+    """The last steps of training augmentation, on whole batches and on their device: colour jitter, normalisation, erasing.
 
-    The loader would do the same one by one, and it has enough to do.
+    This takes work off the loader processes.
     """
 
     def __init__(self, augment: AugmentConfig, in_chans: int, device: torch.device) -> None:
         mean, std = normalisation(in_chans)
         self.mean, self.std = (torch.tensor(v, device=device).reshape(-1, 1, 1) * 255 for v in (mean, std))
-        has_colours = augment.auto_augment is not None and not augment.auto_augment.startswith("3a")  # of its own
+        # Every policy but 3a changes colours itself.
+        has_colours = augment.auto_augment is not None and not augment.auto_augment.startswith("3a")
         self.jitter = 0.0 if has_colours else augment.color_jitter
-        self.chance = augment.erase
-        self.erase = RandomErasing(probability=1.0, mode="pixel", device="cpu")  # drawn where the seed is
+        self.erase_prob = augment.erase
+        self.erase = RandomErasing(probability=1.0, mode="pixel", device="cpu")  # drawn from CPU generators, which are seeded
 
     def __call__(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         images = images.float()
         if self.jitter > 0:
             images = jitter_colors(images, self._factors(seeds, images.device))
         images = images.sub_(self.mean).div_(self.std)
-        if self.chance == 0:
+        if self.erase_prob == 0:
             return images
-        chosen = [i for i, seed in enumerate(seeds) if random.Random(mix_seeds(seed, 2)).random() < self.chance]
+        chosen = [i for i, seed in enumerate(seeds) if random.Random(mix_seeds(seed, 2)).random() < self.erase_prob]
         if images.device.type == "cpu":
             self._erase((images[i] for i in chosen), (seeds[i] for i in chosen))
         elif chosen:
-            images = self._erase_elsewhere(images, chosen, seeds)
+            images = self._erase_on_gpu(images, chosen, seeds)
         return images
 
     def _erase(self, images: Iterable[Tensor], seeds: Iterable[int]) -> None:
@@ -236,8 +236,8 @@ class BatchAugment:
             with seeded(mix_seeds(seed, 3)):
                 self.erase(image)  # in place
 
-    def _erase_elsewhere(self, images: Tensor, chosen: Sequence[int], seeds: Sequence[int]) -> Tensor:
-        """The same noise for images on a GPU, brought there at once: it would be waited for at every rectangle."""
+    def _erase_on_gpu(self, images: Tensor, chosen: Sequence[int], seeds: Sequence[int]) -> Tensor:
+        """The same noise for images on a GPU, copied in one transfer: one per rectangle would synchronize each time."""
         patches = torch.full((len(chosen), *images.shape[1:]), torch.nan, pin_memory=images.device.type == "cuda")
         self._erase(patches, (seeds[i] for i in chosen))
         noise, place = to_device(patches, images.device), to_device(torch.tensor(chosen), images.device)
@@ -250,14 +250,12 @@ class BatchAugment:
 
 
 def _generators(seeds: Sequence[int], stream: int) -> Iterator[random.Random]:
-    """A generator for each image; each kind of augmentation has a stream of its own, or crop, colour and erasing would go
-    together.
-    """
+    """A generator for each image; each kind of augmentation has its own stream, so that they are independent."""
     return (random.Random(mix_seeds(seed, stream)) for seed in seeds)
 
 
 def jitter_colors(images: Tensor, factors: Tensor) -> Tensor:
-    """Brightness, contrast and saturation times a factor for each image; values from 0 to 255, (B, C, H, W)."""
+    """Multiply brightness, contrast and saturation by a factor for each image; values from 0 to 255, (B, C, H, W)."""
     brightness, contrast, saturation = factors
     images = (images * brightness).clamp_(0, 255)
     images.lerp_(_gray(images).mean((2, 3), keepdim=True), 1 - contrast).clamp_(0, 255)

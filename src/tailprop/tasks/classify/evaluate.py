@@ -1,4 +1,4 @@
-"""`tailprop eval` for a classifier: top-1, top-5, precision and recall of a checkpoint on any data."""
+"""`tailprop eval` for a classifier: top-1, top-5, precision and recall on any dataset."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,26 +38,26 @@ _MISTAKES_DRAWN = 24
 
 @dataclass(frozen=True)
 class DataChoice:
-    """Other data than the checkpoint was trained on; what is not given stays as in its run."""
+    """The dataset to evaluate on; defaults are those of the checkpoint's run."""
 
     source: Literal["folder", "parquet", "timm", "digits"] | None = None
     """folder: one folder for each class; parquet: a Hugging Face snapshot; timm: a dataset by name; digits: embedded."""
     root: Path | None = None
-    """Where the images are."""
+    """Root folder of the dataset."""
     name: str | None = None
-    """timm's name of the dataset, for source timm."""
+    """timm's dataset name for source timm."""
     size_px: int | None = None
-    """Side of the images."""
+    """Image size."""
     resize_px: int | None = None
-    """Shorter side before the central crop; none = in the run's proportion to size_px."""
+    """Shorter side before the center crop; none = by the run's crop_pct."""
     on_broken: Literal["skip", "stop"] | None = None
-    """An image that cannot be read: skip and count it, or stop."""
+    """What to do with an image that cannot be read: skip and count it, or stop."""
     held_out: float | None = None
-    """Share measured of a folder without a split; none = all of it, or in the run's own folder what it held out."""
+    """Fraction to evaluate of a folder without splits; none = all of it, or for the run's own folder its held-out images."""
     unpack: bool | None = None
     """Unpack parquet shards into a cache once instead of reading them in place."""
     cache_dir: Path | None = setting(None, aliases=("cache",))
-    """Where parquet shards are unpacked, if they are; none = the cache of the datasets library."""
+    """Folder for unpacked parquet shards; none = the cache of the datasets library."""
     download: bool | None = None
     """Let timm download the dataset."""
     workers: int | None = None
@@ -75,26 +75,26 @@ class DataChoice:
 
 @dataclass(frozen=True)
 class ClassifyEval(EvalOptions):
-    """Measure a classifier."""
+    """Evaluate a classifier."""
 
     model: str | None = None
-    """The architecture, if the file does not say."""
+    """timm name of the architecture, if the checkpoint does not contain it."""
     split: Literal["validation", "train"] = "validation"
-    """Which images."""
+    """The dataset."""
     data: DataChoice = field(default_factory=DataChoice)
     batch_size: int = setting(64, aliases=("batch",))
-    """Images at once."""
+    """Images per batch."""
     confusion: Path | None = None
-    """Image of the confusion matrix to draw, of up to 1300 classes."""
+    """File for a plot of the confusion matrix, with up to 1300 classes."""
     images: Path | None = None
-    """Folder for mistakes.jpg, the wrong answers the model was most confident of."""
+    """Folder for mistakes.jpg, the most confident wrong predictions."""
 
     def check(self) -> None:
         super().check()
         check_at_least("batch_size", self.batch_size, 1)
         check_output_file("--confusion", self.confusion)
         if self.confusion is not None and (suffix := self.confusion.suffix.lower()) not in _DRAWN:
-            raise ValueError(f"--confusion draws {', '.join(_DRAWN)}, not {suffix or 'a file without a suffix'}")
+            raise ValueError(f"--confusion supports {', '.join(_DRAWN)}, not {suffix or 'a file without a suffix'}")
         if self.images is not None:
             check_output_folder("--images", self.images)
 
@@ -104,51 +104,51 @@ def run(options: ClassifyEval) -> None:
     with process_group(options.device, options.threads) as world:
         classifier = load_classifier(options.checkpoint, options.model)
         if options.confusion is not None and (count := len(classifier.names)) > CONFUSION_CLASSES:
-            raise ValueError(f"--confusion draws up to {CONFUSION_CLASSES} classes, the model has {count}; leave it out")
+            raise ValueError(f"--confusion supports up to {CONFUSION_CLASSES} classes, but the model has {count}; omit it")
         data = options.data.over(classifier.settings.data, options.split)
         data.warn_of_small_crop()
         source = open_source(data, options.split)
         align_source(source, classifier.names)
         result = evaluate_on(classifier, source, data, world, options.batch_size, options.precision)
         if world.is_main:
-            learned = count_training_images(classifier, source) if options.split == "validation" else None
-            _print(classifier, data, result, learned)
+            overlap = count_training_images(classifier, source) if options.split == "validation" else None
+            _print(classifier, data, result, overlap)
             if isinstance(source, Folder) and source.share is not None:
-                part = _part(options.split, source.share, classifier.settings.data.held_out)
-                print(f"{data.root} has no split of its own: {part}")
-            _write(options, classifier, data, source, result, learned)
+                part = _describe_part(options.split, source.share, classifier.settings.data.held_out)
+                print(f"{data.root} has no splits: {part}")
+            _write(options, classifier, data, source, result, overlap)
 
 
-def _part(split: str, share: float, held_out: float) -> str:
-    """Which part of a folder was measured, where `share` of it is held out now and `held_out` was in training."""
+def _describe_part(split: str, share: float, held_out: float) -> str:
+    """Describe the evaluated part of a folder: `share` of it is held out now, and `held_out` was in training."""
     if share in (0, 1):
-        return "all of it was measured (--data.held-out)"
-    measured = f"about {share if split == 'validation' else 1 - share:.0%} of it were measured"
+        return "all of its images were evaluated (--data.held-out)"
+    evaluated = f"about {share if split == 'validation' else 1 - share:.0%} of its images were evaluated"
     if share != held_out:
-        return f"{measured}; training held out {held_out:.0%}, so some of these may be among those it learned from"
-    return f"{measured}, {'held out of training' if split == 'validation' else 'those of training'} (--data.held-out)"
+        return f"{evaluated}; training held out {held_out:.0%}, so some of them may be training images"
+    return f"{evaluated}, {'those held out of training' if split == 'validation' else 'those of training'} (--data.held-out)"
 
 
 def align_source(source: Source, known: tuple[str, ...]) -> None:
-    """Make the source's labels mean the classifier's classes: by name, or by place where it has as many and shares no name."""
+    """Convert the source's labels to the classifier's classes, by name, or in order if no name is shared."""
     if source.classes == known:
         return
     check_labels(source, len(source.classes), "evaluation")
-    present = set(np.unique(source.labels).tolist())  # a class without images is nobody's business
-    index = align_classes(source.classes, known, "the data", present, by_place=True)
+    present = set(np.unique(source.labels).tolist())  # classes without images need no match
+    index = align_classes(source.classes, known, "the dataset", present, by_place=True)
     source.labels = np.array([-1 if place is None else place for place in index])[source.labels]
     source.classes = known
 
 
 def count_training_images(classifier: Classifier, source: Source) -> int | None:
-    """How many measured images are among those the run was trained on, if those can still be read."""
+    """How many of the evaluated images are training images of the run; None if those cannot be read."""
     data = classifier.settings.data
     if data.source in ("folder", "parquet") and data.root is None:
-        return None  # weights without their run
+        return None  # weights without a run folder
     try:
         known, measured = open_source(data, "train").contents(), source.contents()
         return None if known is None or measured is None else count_shared(known, measured)
-    except (ValueError, OSError):  # the training data is not where it was
+    except (ValueError, OSError):  # the training data has moved
         return None
 
 
@@ -167,9 +167,9 @@ def evaluate_on(
     """The accuracy of a classifier on a source.
 
     Args:
-        subset: The classifier's outputs that stand for the source's classes, where it has more.
-        transform: Instead of the classifier's own preprocessing of an image.
-        broken: What is known to be broken and is not named again, where a source is evaluated more than once.
+        subset: The classifier's outputs for the source's classes, if it has more outputs.
+        transform: Replaces the classifier's preprocessing.
+        broken: Known broken files, which are not printed again when a source is evaluated several times.
     """
     count = len(subset) if subset is not None else len(classifier.names)
     check_labels(source, count, "evaluation")
@@ -185,12 +185,12 @@ def evaluate_on(
         return evaluate_classifier(model, loader, count, world.device, subset, advance, record)
 
 
-def _print(classifier: Classifier, data: DataConfig, result: Accuracy, learned: int | None) -> None:
+def _print(classifier: Classifier, data: DataConfig, result: Accuracy, overlap: int | None) -> None:
     console = Console()
     table = Table("model", "images", "px", "top-1, %", "top-5, %", "loss")
     figures = [f"{result.top1:.2f}", f"{result.top5:.2f}", f"{result.loss:.4f}"]
     if classifier.paper_top1 is not None:
-        table.add_column("the paper's top-1, ImageNet-1K")
+        table.add_column("paper's top-1, ImageNet-1K")
         figures.append(f"{classifier.paper_top1:.1f}")
     table.add_row(classifier.name, str(result.count), str(data.size_px), *figures)
     console.print(table)
@@ -201,17 +201,17 @@ def _print(classifier: Classifier, data: DataConfig, result: Accuracy, learned: 
             classes.add_row(Text(printable(name)), str(row.count), *shown)
         console.print(classes)
     if result.broken:
-        print(f"{counted(len(result.broken), 'broken image')} left out, the first: {result.broken[0]}")
-    if learned:
-        print(f"{learned} of the {counted(result.count, 'image')} are training images of this run (same bytes)")
+        print(f"{counted(len(result.broken), 'broken image')} skipped, the first: {result.broken[0]}")
+    if overlap:
+        print(f"{overlap} of the {counted(result.count, 'image')} are training images of this run (same bytes)")
 
 
 def _write(
-    options: ClassifyEval, classifier: Classifier, data: DataConfig, source: Source, result: Accuracy, learned: int | None
+    options: ClassifyEval, classifier: Classifier, data: DataConfig, source: Source, result: Accuracy, overlap: int | None
 ) -> None:
     if options.out is not None:
         numbers = dict(model=classifier.name, count=result.count, size_px=data.size_px, broken=len(result.broken))
-        numbers |= dict(top1=result.top1, top5=result.top5, loss=result.loss, training_images=learned)
+        numbers |= dict(top1=result.top1, top5=result.top5, loss=result.loss, training_images=overlap)
         by_class = {name: asdict(row) for name, row in zip(classifier.names, result.by_class, strict=True)}
         write_json(options.out, numbers | dict(classes=by_class))
     if options.confusion is not None:
@@ -219,4 +219,4 @@ def _write(
         draw_confusion(result.confusion, classifier.names, options.confusion)
     if options.images is not None:
         drawn = draw_mistakes(result, source, classifier.names, options.images / "mistakes.jpg", _MISTAKES_DRAWN)
-        print(f"{options.images / 'mistakes.jpg'}: {counted(drawn, 'mistake')}" if drawn else "no mistake to draw")
+        print(f"{options.images / 'mistakes.jpg'}: {counted(drawn, 'mistake')}" if drawn else "no mistakes to draw")

@@ -1,4 +1,4 @@
-"""A trained classifier and how its images have to be prepared, from whatever a user has in hand."""
+"""Loading a trained classifier with its preprocessing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,19 +27,19 @@ __all__ = ["ClassPrediction", "ClassScore", "Classifier", "load_classifier"]
 
 @dataclass(frozen=True)
 class ClassScore:
-    """A class and how probable the model finds it, 0 to 1."""
+    """A class and its predicted probability."""
 
-    index: int
-    name: str
-    probability: float
+    index: int  # class index, the position in the model's output
+    name: str  # class name
+    probability: float  # softmax probability, 0 to 1
 
 
 @dataclass(frozen=True)
 class ClassPrediction:
-    """What a classifier makes of an image."""
+    """The prediction of a classifier for an image."""
 
-    probabilities: Tensor  # (K,), float32
-    names: tuple[str, ...]
+    probabilities: Tensor  # (K,), float32, by class index
+    names: tuple[str, ...]  # the K class names
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class ClassPrediction:
 
     @property
     def probability(self) -> float:
-        """Of that class."""
+        """The probability of the most probable class."""
         return _rounded(float(self.probabilities.max()))
 
     def top(self, k: int = 5) -> list[ClassScore]:
@@ -59,15 +59,15 @@ class ClassPrediction:
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.7g}")  # single precision knows no more digits
+    return float(f"{value:.7g}")  # the digits of single precision
 
 
 @dataclass(frozen=True)
 class Classifier(Predictor[ClassifyConfig, ClassPrediction]):
     """A classifier; `names` are its classes."""
 
-    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and deviation, if not ours
-    crop_mode: str | None = None
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and standard deviation, if not the default
+    crop_mode: str | None = None  # timm's crop mode; None = center
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Classifier(Predictor[ClassifyConfig, ClassPrediction]):
 
     @property
     def mode(self) -> str:
-        """Pillow's mode of the images it takes."""
+        """Pillow's mode of the input images."""
         return image_mode(self.settings.model.in_chans, self.name)
 
     @property
@@ -84,27 +84,27 @@ class Classifier(Predictor[ClassifyConfig, ClassPrediction]):
         return self.settings.paper_top1.get(self.name) if len(self.names) == 1000 else None
 
     def transform(self, data: DataConfig | None = None) -> Any:
-        """The preprocessing of an image, by its own settings or by others."""
+        """The preprocessing of an image, by the run's settings or by `data`."""
         settings = self.settings
         return eval_transform(data or settings.data, settings.augment, settings.model.in_chans, self.statistics, self.crop_mode)
 
     def predict_all(self, images: Sequence[ImageInput], precision: str = "fp32", batch_size: int = 32) -> list[ClassPrediction]:
         transform = self.transform()
-        answers: list[ClassPrediction] = []
+        predictions: list[ClassPrediction] = []
         for first in range(0, len(images), batch_size):
-            prepared = [transform(to_pil(image, self.mode)) for image in images[first : first + batch_size]]
-            answers += self.predict_tensors(torch.stack(prepared), precision)
-        return answers
+            batch = [transform(to_pil(image, self.mode)) for image in images[first : first + batch_size]]
+            predictions += self.predict_tensors(torch.stack(batch), precision)
+        return predictions
 
     @torch.inference_mode()
     def predict_tensors(
         self, images: Tensor, precision: str = "fp32", names: Sequence[str] | None = None
     ) -> list[ClassPrediction]:
-        """The answers for preprocessed images, (B, C, H, W); an error names the image, where names are given."""
+        """Predictions for preprocessed images, (B, C, H, W); `names` of the images are used in error messages."""
         with autocast(self.device, precision):
             logits = self.model(to_device(images, self.device)).float().cpu()
-        for place, row in enumerate(logits):
-            check_finite(row, "the model's output" + (f" for {names[place]}" if names else ""))
+        for i, row in enumerate(logits):
+            check_finite(row, "the model's output" + (f" for {names[i]}" if names else ""))
         return [ClassPrediction(row, self.names) for row in logits.softmax(dim=1)]
 
 
@@ -112,10 +112,10 @@ def load_classifier(where: str | Path, model_name: str | None = None, size_px: i
     """Load a classifier.
 
     Args:
-        where: A run folder; a file of weights (.safetensors, .pt) with or without its run folder around it; or a timm model
-            with pretrained weights, by name.
-        model_name: The architecture, for a file that does not say.
-        size_px: Side of the images; none = what the run or the model was made for.
+        where: A run folder; a file of weights (.safetensors, .pt), inside or outside of its run folder; or the name of a timm
+            model with pretrained weights.
+        model_name: timm name of the architecture, for a file that does not contain it.
+        size_px: Image size; None = that of the run or of the pretrained model.
     """
     path = Path(where)
     if not path.exists() and timm.is_model(str(where)):
@@ -128,7 +128,7 @@ def load_classifier(where: str | Path, model_name: str | None = None, size_px: i
     else:
         model_name = model_name or read_metadata(weights).get("architecture")
         if model_name is None:
-            raise ValueError(f"{weights} does not say which model it belongs to; name it with --model")
+            raise ValueError(f"{weights} does not contain the name of its model; give it with --model")
         check_model(model_name)
         settings = ClassifyConfig(model=ModelConfig(name=model_name, in_chans=_in_chans(state, model_name)))
     settings = replace(settings, model=replace(settings.model, init=None), data=settings.data.at_size(size_px))
@@ -141,7 +141,7 @@ def _pretrained(name: str, size_px: int | None) -> Classifier:
     try:
         model = timm.create_model(name, pretrained=True).eval()
     except RuntimeError as error:
-        raise ValueError(f"timm has no weights to download for {name}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"timm has no pretrained weights for {name}: {str(error).splitlines()[0]}") from None
     theirs = timm.data.resolve_data_config(model=model)
     settings = ClassifyConfig(
         model=ModelConfig(name=name, in_chans=theirs["input_size"][0]),
@@ -177,6 +177,6 @@ def _num_classes(state: dict[str, Tensor], name: str) -> int:
     weight = state.get(f"{classifier}.weight")
     if weight is None:
         raise ValueError(
-            f"the checkpoint has no {classifier}.weight, the classifier of {name}; it may be a backbone, or another model's"
+            f"the checkpoint has no {classifier}.weight, the classifier of {name}; it may be a backbone or another model"
         )
     return weight.shape[0]

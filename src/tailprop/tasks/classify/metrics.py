@@ -1,4 +1,4 @@
-"""Exact metrics: sums over all examples of all processes, each example counted once."""
+"""Exact metrics over the examples of all processes, each counted once."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ __all__ = ["Accuracy", "ClassAccuracy", "evaluate_classifier"]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How a classifier did."""
+    """Metrics of a classifier."""
 
     top1: float  # per cent
-    top5: float
-    loss: float
-    count: int
-    answers: Tensor  # (count, 3): the class of each example, which it was taken for, and its place in the data
-    confidence: Tensor  # (count,): the probability of the class it was taken for
+    top5: float  # per cent
+    loss: float  # mean cross-entropy
+    count: int  # evaluated examples
+    answers: Tensor  # (count, 3): true class, predicted class and index in the dataset of each example
+    confidence: Tensor  # (count,): the probability of the predicted class
     num_classes: int
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[Broken, ...] = ()  # examples that could not be read
 
     @property
     def confusion(self) -> Tensor:
-        """Examples by [true, predicted]. Made when it is asked for: of 20,000 classes it would be gigabytes."""
+        """Counts by [true, predicted], computed on demand: for 20,000 classes it would take gigabytes."""
         n = self.num_classes
         return torch.bincount(self.answers[:, 0] * n + self.answers[:, 1], minlength=n * n).reshape(n, n)
 
@@ -38,27 +38,27 @@ class Accuracy:
     def by_class(self) -> list["ClassAccuracy"]:
         """Precision and recall of each class."""
         true, predicted = (torch.bincount(self.answers[:, column], minlength=self.num_classes) for column in (0, 1))
-        right = torch.bincount(self.answers[self.answers[:, 0] == self.answers[:, 1], 0], minlength=self.num_classes)
-        rows = zip(right.tolist(), true.tolist(), predicted.tolist(), strict=True)
+        correct = torch.bincount(self.answers[self.answers[:, 0] == self.answers[:, 1], 0], minlength=self.num_classes)
+        rows = zip(correct.tolist(), true.tolist(), predicted.tolist(), strict=True)
         return [ClassAccuracy(n, 100 * k / p if p else None, 100 * k / n if n else None) for k, n, p in rows]
 
     def worst_mistakes(self, count: int) -> Tensor:
-        """Rows of `answers` that are wrong, most confident first."""
+        """Wrong rows of `answers`, most confident first."""
         wrong = (self.answers[:, 0] != self.answers[:, 1]).nonzero().flatten()
         return wrong[self.confidence[wrong].argsort(descending=True, stable=True)][:count]
 
 
 @dataclass(frozen=True)
 class ClassAccuracy:
-    """How a classifier did on one class, in per cent; none where there is nothing to count."""
+    """Metrics of one class in per cent; None if there is nothing to count."""
 
     count: int  # examples of the class
-    precision: float | None  # of the examples taken for it, those that are of it
-    recall: float | None  # of its examples, those that were recognised
+    precision: float | None  # correct predictions over all predictions of the class
+    recall: float | None  # correct predictions over all examples of the class
 
 
-def ignore(told: object) -> None:
-    """For those who do not want to be told."""
+def ignore(_value: object) -> None:
+    """A callback that does nothing."""
 
 
 @torch.inference_mode()
@@ -71,19 +71,19 @@ def evaluate_classifier(
     tick: Callable[[int], object] = ignore,
     record: Callable[[Sequence[Broken]], object] = ignore,
 ) -> Accuracy:
-    """Top-1, top-5, mean loss and which class was taken for which.
+    """Top-1, top-5, mean loss and the predictions.
 
     Args:
-        model: Images to logits; a module has to be in evaluation mode already.
+        model: Maps images to logits; a module must be in evaluation mode.
         batches: This process's share of the examples.
-        num_classes: Number of classes the labels come from.
-        subset: The model's outputs that stand for those classes, where it has more (ImageNet-A: 200 of 1000).
-        tick: Told the number of examples of each batch, for a progress bar.
-        record: Told what could not be read, when it is met; it may raise.
+        num_classes: Number of classes of the labels.
+        subset: The model's outputs for these classes, if it has more (ImageNet-A: 200 of 1000).
+        tick: Called with the number of examples of each batch, for a progress bar.
+        record: Called with broken files as they are found; may raise.
     """
     if isinstance(model, nn.Module) and model.training:
         raise ValueError("the model is in training mode; call eval() first")
-    sums = torch.zeros(4, dtype=torch.float64, device="cpu")  # right, right within five, loss, count
+    sums = torch.zeros(4, dtype=torch.float64, device="cpu")  # top-1 correct, top-5 correct, loss, count
     answers: list[Tensor] = []
     confidence: list[Tensor] = []
     broken: list[Broken] = []
@@ -95,16 +95,17 @@ def evaluate_classifier(
         logits = model(to_device(batch.images, device)).float().cpu()
         logits = logits if subset is None else logits[:, subset]
         sums += _sums(logits, batch.labels)
-        taken_for, places = logits.argmax(1), torch.tensor(batch.seeds or [-1] * len(batch))  # in evaluation, places
-        answers.append(torch.stack([batch.labels, taken_for, places], dim=1))
-        confidence.append(logits.softmax(1).gather(1, taken_for[:, None])[:, 0])
+        predicted = logits.argmax(1)
+        indices = torch.tensor(batch.seeds or [-1] * len(batch))  # in evaluation, a seed is the index in the dataset
+        answers.append(torch.stack([batch.labels, predicted, indices], dim=1))
+        confidence.append(logits.softmax(1).gather(1, predicted[:, None])[:, 0])
         tick(len(batch))
-    right, within5, loss, count = all_reduce_sum(sums, device).tolist()
+    correct, correct5, loss, count = all_reduce_sum(sums, device).tolist()
     if count == 0:
         raise ValueError("no example could be evaluated")
     return Accuracy(
-        top1=100 * right / count,
-        top5=100 * within5 / count,
+        top1=100 * correct / count,
+        top5=100 * correct5 / count,
         loss=loss / count,
         count=int(count),
         answers=torch.cat([part for share in all_gather(answers) for part in share]),

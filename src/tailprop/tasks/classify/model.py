@@ -1,4 +1,4 @@
-"""The classifier: any model of timm, from scratch or from a checkpoint."""
+"""The classifier: any timm model, from scratch or from a checkpoint."""
 
 import timm
 from torch import nn
@@ -13,7 +13,7 @@ __all__ = ["create_model", "image_mode"]
 
 
 def image_mode(in_chans: int, name: str) -> str:
-    """Pillow's mode of the images a model takes."""
+    """Pillow's mode of the input images of a model."""
     modes = {1: "L", 3: "RGB", 4: "RGBA"}
     if in_chans not in modes:
         raise ValueError(f"{name} takes {in_chans} channels (model.in_chans); images have 1, 3 or 4")
@@ -25,29 +25,28 @@ def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> 
     kwargs = dict(num_classes=num_classes, in_chans=config.in_chans, **model_arguments(config))
     model = create(config.name, lambda: timm.create_model(config.name, **kwargs))
     if config.init is not None:
-        taken = warm_start(model, find_weights(config.init))
-        _check_same_architecture(config, model, taken)
+        loaded = warm_start(model, find_weights(config.init))
+        _check_same_architecture(config, model, loaded)
         if report:
-            print(taken)
+            print(loaded)
     elif report:
-        print(f"{config.name} from scratch; to start from trained weights give --model.init")
+        print(f"training {config.name} from scratch; use --model.init for a warm start")
     return model
 
 
 def _check_same_architecture(config: ModelConfig, model: nn.Module, report: WarmStartReport) -> None:
-    """A checkpoint of another model is a start if it fills half of this one, as vHeat does TailProp; else it is a mistake."""
+    """Raise if the checkpoint of another model fills less than half of this one; vHeat, for example, fills most of TailProp."""
     theirs, ours = _architecture(str(config.init)), model.state_dict()
     share = sum(ours[name].numel() for name in report.taken) / sum(value.numel() for value in ours.values())
     if theirs not in (None, config.name) and share < 0.5:
         fills = f"only {share:.0%}" if share > 0.005 else "nothing"
         raise ValueError(
-            f"{config.init} is a {theirs} and fills {fills} of {config.name}; give --model.name {theirs}, or leave out "
-            "--model.init"
+            f"{config.init} is a {theirs} and fills {fills} of {config.name}; use --model.name {theirs}, or omit --model.init"
         )
 
 
 def _architecture(where: str) -> str | None:
-    """The model that weights of ours name: in themselves, or in the settings of the run they lie in."""
+    """The model name in the metadata of exported weights or in the settings of their run."""
     weights = find_weights(where)
     if weights.suffix == ".safetensors":
         return read_metadata(weights).get("architecture")
@@ -55,5 +54,5 @@ def _architecture(where: str) -> str | None:
         return None
     try:
         return read_config(weights.parent)["model"].get("name")
-    except ValueError:  # no run of ours
+    except ValueError:  # not a run folder of this package
         return None

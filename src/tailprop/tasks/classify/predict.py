@@ -32,7 +32,7 @@ from tailprop.utils.validation import check_at_least, check_output_file
 
 __all__ = ["ClassifyPredict", "Prediction", "classify_images", "run"]
 
-_WIDE = 100_000  # characters; a table that no terminal shows is never folded
+_WIDE = 100_000  # characters; a table that is not for a terminal is never wrapped
 _SUFFIXES = {".csv": "csv", ".json": "json", ".txt": "table", "": "table"}
 _SHEET = 48  # images on a contact sheet
 
@@ -44,23 +44,23 @@ class ClassifyPredict(ComputeOptions):
     checkpoint: Checkpoint
     """A run folder, a file of weights, or the name of a pretrained timm model."""
     images: Images
-    """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
+    """Files, folders (searched recursively), or quoted globs such as 'photos/*.jpg'."""
     top: int = 5
-    """How many classes to name for each image."""
+    """Number of classes to list for each image."""
     format: Literal["table", "csv", "json"] | None = None
-    """How to write the answer; none = by the suffix of --out, else a table."""
+    """Output format; none = by the suffix of --out, else a table."""
     out: Path | None = None
-    """File for the answer (.csv, .json or .txt); none = standard output."""
+    """File for the predictions (.csv, .json or .txt); none = standard output."""
     sheet: Path | None = None
-    """Contact sheet of the first 48 images with their classes to draw (.jpg or .png)."""
+    """File for a contact sheet of the first 48 images with their classes (.jpg or .png)."""
     model: str | None = None
-    """The architecture, if the file does not say."""
+    """timm name of the architecture, if the checkpoint does not contain it."""
     size_px: int | None = None
-    """Side of the images; none = what the checkpoint was made for."""
+    """Image size; none = that of the checkpoint."""
     batch_size: int = setting(32, aliases=("batch",))
-    """Images at once."""
+    """Images per batch."""
     on_broken: Literal["skip", "stop"] = "skip"
-    """An image that cannot be read: name it on standard error and skip it, or stop."""
+    """What to do with an image that cannot be read: skip it with a line on standard error, or stop."""
 
     def check(self) -> None:
         super().check()
@@ -71,16 +71,16 @@ class ClassifyPredict(ComputeOptions):
         check_output_file("--out", self.out)
         check_output_file("--sheet", self.sheet)
         if self.sheet is not None and self.sheet.suffix.lower() not in (".jpg", ".jpeg", ".png"):
-            raise ValueError(f"--sheet draws .jpg or .png, got {self.sheet}")
+            raise ValueError(f"--sheet must be a .jpg or .png file, got {self.sheet}")
         self._check_format()
 
     def _check_format(self) -> None:
         if self.out is None:
             return
-        if is_image(self.out):  # a forgotten name would cost the image after --out
-            raise ValueError(f"--out {self.out} is named like an image; the answer is text: .csv, .json or .txt")
+        if is_image(self.out):  # with a forgotten file name, --out would overwrite the first image
+            raise ValueError(f"--out {self.out} has an image suffix, but the output is text; use .csv, .json or .txt")
         if self.format is None and self.out.suffix.lower() not in _SUFFIXES and not self.out.exists():
-            raise ValueError(f"--out writes .csv, .json or .txt, not {self.out.suffix}; --format chooses for another name")
+            raise ValueError(f"--out writes .csv, .json or .txt, not {self.out.suffix}; use --format for another suffix")
 
     @property
     def written_as(self) -> str:
@@ -91,18 +91,18 @@ class ClassifyPredict(ComputeOptions):
 class Prediction:
     """An image and the most probable classes, best first."""
 
-    image: str
-    classes: tuple[ClassScore, ...]
+    image: str  # path
+    classes: tuple[ClassScore, ...]  # most probable first
 
 
 def run(options: ClassifyPredict) -> None:
     options.check()
     with process_group(options.device, options.threads) as world:
-        if world.is_main:  # under torchrun one process answers, once
+        if world.is_main:  # under torchrun only rank 0 predicts
             paths = list_images(options.images)
             classifier = load_classifier(options.checkpoint, options.model, options.size_px)
             classifier.model.to(world.device)
-            predictions = _classify_visibly(options, classifier, paths)
+            predictions = _classify_with_progress(options, classifier, paths)
             _write(predictions, options)
             if options.sheet is not None:
                 _draw_sheet(predictions[:_SHEET], options.sheet)
@@ -120,8 +120,8 @@ def classify_images(
     """The most probable classes of every image that can be read, in order.
 
     Args:
-        on_broken: Told of each image that cannot be read; may raise.
-        tick: Told the number of images of each batch, for a progress bar.
+        on_broken: Called with each image that cannot be read; may raise.
+        tick: Called with the number of images of each batch, for a progress bar.
     """
     read = _reader(classifier)
     predictions: list[Prediction] = []
@@ -135,14 +135,14 @@ def classify_images(
                     good.append((path, image))
             if good:
                 names = [str(path) for path, _ in good]
-                answers = classifier.predict_tensors(torch.stack([image for _, image in good]), precision, names)
-                predictions += [_prediction(path, answer, top) for (path, _), answer in zip(good, answers, strict=True)]
+                scores = classifier.predict_tensors(torch.stack([image for _, image in good]), precision, names)
+                predictions += [_prediction(path, one, top) for (path, _), one in zip(good, scores, strict=True)]
             tick(len(examples))
     return predictions
 
 
-def _prediction(path: Path, answer: ClassPrediction, top: int) -> Prediction:
-    return Prediction(str(path), tuple(answer.top(top)))
+def _prediction(path: Path, scores: ClassPrediction, top: int) -> Prediction:
+    return Prediction(str(path), tuple(scores.top(top)))
 
 
 def _reader(classifier: Classifier) -> Callable[[Path], Tensor | Broken]:
@@ -155,7 +155,7 @@ def _reader(classifier: Classifier) -> Callable[[Path], Tensor | Broken]:
     return read
 
 
-def _classify_visibly(options: ClassifyPredict, classifier: Classifier, paths: Sequence[Path]) -> list[Prediction]:
+def _classify_with_progress(options: ClassifyPredict, classifier: Classifier, paths: Sequence[Path]) -> list[Prediction]:
     console = Console(stderr=True)
     skipped = SkippedImages(console, options.on_broken, len(paths))
     with progress_bar("classifying", len(paths), console, len(paths) > options.batch_size) as advance:
@@ -170,7 +170,7 @@ def _classify_visibly(options: ClassifyPredict, classifier: Classifier, paths: S
 def _write(predictions: Sequence[Prediction], options: ClassifyPredict) -> None:
     if options.out is None:
         console = Console()
-        encoding = sys.stdout.encoding or "utf-8"  # what it cannot say is escaped: no answer is lost to a file name
+        encoding = sys.stdout.encoding or "utf-8"  # a file name that it cannot encode is escaped
         is_utf8 = encoding.lower().replace("-", "") == "utf8"
         shown_on = console if console.is_terminal else Console(width=_WIDE)
         text = (
@@ -182,9 +182,9 @@ def _write(predictions: Sequence[Prediction], options: ClassifyPredict) -> None:
         return
     text = _render(predictions, options.written_as, Console(file=io.StringIO(), width=_WIDE, force_terminal=False))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    content = text.encode("utf-8", "surrogateescape")  # file names byte for byte as the system has them
+    content = text.encode("utf-8", "surrogateescape")  # file names with the system's bytes
     write_atomically(options.out, lambda part: part.write_bytes(content))
-    # On standard error: the other is for answers, and --out may be /dev/stdout.
+    # On standard error: standard output is for predictions, and --out may be /dev/stdout.
     print_line(Console(stderr=True), f"{options.out}: {counted(len(predictions), 'image')}")
 
 
@@ -199,14 +199,14 @@ def _render(predictions: Sequence[Prediction], written_as: str, console: Console
 
 
 def _as_table(predictions: Sequence[Prediction]) -> Table:
-    """A line for each class, the best in bold: names of any length stay readable in a narrow terminal."""
+    """One line for each class, the best in bold: long names stay readable in a narrow terminal."""
     table = Table("image", "class", "%")
     table.columns[0].overflow = table.columns[1].overflow = "fold"
     table.columns[2].justify = "right"
     for prediction in predictions:
         for rank, score in enumerate(prediction.classes):
             cells = (printable(prediction.image) if rank == 0 else "", score.name, f"{100 * score.probability:.2f}")
-            table.add_row(*(Text(cell) for cell in cells), style="bold" if rank == 0 else None)  # Text: [x] is no markup
+            table.add_row(*(Text(cell) for cell in cells), style="bold" if rank == 0 else None)  # Text: [x] is not markup
     return table
 
 
@@ -223,7 +223,7 @@ def _as_csv(predictions: Sequence[Prediction]) -> str:
 def _as_json(predictions: Sequence[Prediction], ascii_only: bool = False) -> str:
     rows = [dict(image=p.image, predictions=[vars(score) for score in p.classes]) for p in predictions]
     text = json.dumps(rows, indent=2, ensure_ascii=ascii_only) + "\n"
-    return text.encode("utf-8", "backslashreplace").decode()  # bytes of a name that are no text, as JSON escapes them
+    return text.encode("utf-8", "backslashreplace").decode()  # undecodable bytes of a file name as JSON escapes
 
 
 def _draw_sheet(predictions: Sequence[Prediction], path: Path) -> None:

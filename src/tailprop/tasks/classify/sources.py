@@ -1,6 +1,6 @@
-"""Where images with a class come from: folders, parquet snapshots, timm's dataset names, scikit-learn's digits.
+"""Sources of labelled images: folders, parquet snapshots, timm's datasets, scikit-learn's digits.
 
-A source knows its classes and labels without reading an image, and reads one image at a time.
+A source has its classes and labels in memory, and reads one image at a time.
 """
 
 import hashlib
@@ -36,18 +36,18 @@ __all__ = [
 class Source(Protocol):
     """Images with labels. `labels[i]` is an index into `classes`."""
 
-    classes: tuple[str, ...]
-    labels: np.ndarray
+    classes: tuple[str, ...]  # class names
+    labels: np.ndarray  # class index of each image
 
     def read(self, index: int) -> Image.Image: ...  # may raise OSError for a broken file
 
-    def name(self, index: int) -> str: ...
+    def name(self, index: int) -> str: ...  # for error messages
 
-    def contents(self) -> Contents | None: ...  # the encoded images; none if they cannot be had at little cost
+    def contents(self) -> Contents | None: ...  # the encoded images; None if reading them is expensive
 
 
 class Folder:
-    """One folder for each class: root/train/cat/1.jpg and root/val/cat/2.jpg, or root/cat/1.jpg with a share held out."""
+    """One folder for each class: root/train/cat/1.jpg and root/val/cat/2.jpg, or root/cat/1.jpg with a held-out fraction."""
 
     def __init__(self, root: Path, split: str, held_out: float = 0.2) -> None:
         from torchvision.datasets.folder import find_classes, make_dataset
@@ -59,20 +59,20 @@ class Folder:
             raise ValueError(f"{root} has a folder {others[0]} but none named {' or '.join(SPLITS[split])}")
         try:
             names = [name for name in find_classes(str(given["train"] or where or root))[0] if not name.startswith(".")]
-            index = {name: place for place, name in enumerate(names)}
+            index = {name: i for i, name in enumerate(names)}
             images = make_dataset(str(where or root), index, is_valid_file=_is_visible_image, allow_empty=True)
         except FileNotFoundError as error:
             raise ValueError(f"{root}: {error}; expected one folder of images for each class") from None
-        _refuse_unknown_classes(where or root, names)
+        _check_known_classes(where or root, names)
         if split == "train":
-            _tell_of_strays(where or root)
-        self.share = held_out if where is None else None  # held out of one tree; none = there is a split
-        if where is None:  # one tree: hold out a share, chosen by each file's own name so that new files move no old ones
+            _warn_of_stray_images(where or root)
+        self.share = held_out if where is None else None  # held-out fraction; None = there are split folders
+        if where is None:  # no splits: hold out a fraction, chosen by file name so that new files do not move old ones
             chosen = _hold_out(images, root, held_out)
             images = [p for p in images if (p[0] in chosen) == (split != "train")]
         if not images:
-            hint = "; give more of them, a larger --data.held-out, or folders train and val" if where is None else ""
-            raise ValueError(f"no images for {split} under {where or root}{hint}")
+            hint = "; add images, raise --data.held-out, or make folders train and val" if where is None else ""
+            raise ValueError(f"no {split} images under {where or root}{hint}")
         _warn_of_empty_classes(names, {label for _, label in images}, split, where or root)
         self.classes = tuple(names)
         self.paths = [Path(path) for path, _ in images]
@@ -89,8 +89,8 @@ class Folder:
 
 
 class TimmDataset:
-    """A dataset timm knows by name: torch/cifar10; hfds/timm/mini-imagenet, or another of Hugging Face with the columns image
-    and label; folder for timm's own reader of folders.
+    """A timm dataset by name: torch/cifar10; hfds/timm/mini-imagenet, or another Hugging Face dataset with the columns image
+    and label; folder for timm's own folder reader.
     """
 
     def __init__(self, name: str, root: Path | None, split: str, download: bool = False) -> None:
@@ -108,7 +108,7 @@ class TimmDataset:
     def read(self, index: int) -> Image.Image:
         if not hasattr(self.data, "reader"):
             return self.data[index][0]
-        with self.data.reader[index][0] as file:  # timm itself would put the next image in the place of a broken one
+        with self.data.reader[index][0] as file:  # timm's dataset would silently replace a broken image by the next
             return Image.open(io.BytesIO(file.read()))
 
     def name(self, index: int) -> str:
@@ -147,7 +147,7 @@ class Digits:
 
 
 def split_hash(source: Source) -> str:
-    """A fingerprint of which images a split holds, in which order, with which labels."""
+    """A fingerprint of the images of a split, their order and their labels."""
     parts: list[str | bytes] = ["\n".join(source.classes), np.ascontiguousarray(source.labels, dtype=np.int64).tobytes()]
     if isinstance(source, Folder):
         parts.append("\n".join(source.name(i) for i in range(len(source.labels))))
@@ -157,30 +157,30 @@ def split_hash(source: Source) -> str:
 
 
 def check_labels(source: Source, num_classes: int, what: str, advice: str = "") -> None:
-    """Refuse a label that has no output."""
+    """Raise if a label is outside the model's classes."""
     wrong = np.flatnonzero((source.labels < 0) | (source.labels >= num_classes))
     if len(wrong) > 0:
         raise ValueError(
-            f"label {source.labels[wrong[0]]} of {source.name(int(wrong[0]))} ({what}) is outside the {num_classes} classes "
-            f"0 to {num_classes - 1}, and so are {len(wrong) - 1} more; fix the labels{advice}"
+            f"label {source.labels[wrong[0]]} of {source.name(int(wrong[0]))} ({what}) is not a valid class index from "
+            f"0 to {num_classes - 1} ({counted(len(wrong), 'invalid label')} in total); fix the labels{advice}"
         )
 
 
 def check_same_classes(train: Source, validation: Source) -> None:
-    """Refuse splits that number their classes otherwise: what is measured would be wrong without a word.
+    """Raise if two splits number their classes differently: metrics would be silently wrong.
 
-    Where classes have no names, a split knows those up to its highest label.
+    If classes have no names, a split has the classes up to its highest label.
     """
     pairs = zip(train.classes, validation.classes, strict=False)
     if (wrong := next(((a, b) for a, b in pairs if a != b), None)) is not None:
         raise ValueError(
-            f"the classes of training and validation differ: {wrong[0]!r} in the one is in the place of {wrong[1]!r} in the "
+            f"the classes of training and validation differ: {wrong[0]!r} in one has the same index as {wrong[1]!r} in the "
             "other; both need the same classes in the same order"
         )
 
 
 def _split_folders(root: Path) -> dict[str, Path | None]:
-    """The folders of the splits: those that hold folders themselves. One that holds images is a class of that name."""
+    """The folders of the splits, which contain class folders. A folder of that name with images is a class."""
     return {split: split_folder(root, split, _holds_folders) for split in SPLITS}
 
 
@@ -189,52 +189,52 @@ def _holds_folders(folder: Path) -> bool:
     folders, images = [p for p in inside if p.is_dir()], [p for p in inside if _is_visible_image(str(p))]
     if folders and images:
         raise ValueError(
-            f"{folder} holds images ({images[0].name}) beside folders ({folders[0].name}): a split has a folder for each "
-            "class, a class has images; move one or the other"
+            f"{folder} has both images ({images[0].name}) and folders ({folders[0].name}): a split has a folder for each "
+            "class, a class has images; move the images or the folders"
         )
     return bool(folders)
 
 
 def _is_visible_image(path: str) -> bool:
-    return is_image(Path(path)) and not Path(path).name.startswith(".")  # macOS leaves ._1.jpg beside 1.jpg
+    return is_image(Path(path)) and not Path(path).name.startswith(".")  # macOS writes ._1.jpg beside 1.jpg
 
 
 def _warn_of_empty_classes(names: Sequence[str], present: set[int], split: str, where: Path) -> None:
-    empty = [name for place, name in enumerate(names) if place not in present]
+    empty = [name for i, name in enumerate(names) if i not in present]
     if empty:
-        print_main(f"{where}: no image for {split} of {', '.join(map(printable, empty[:5]))}")
+        print_main(f"{where}: classes without {split} images: {', '.join(map(printable, empty[:5]))}")
 
 
-def _tell_of_strays(where: Path) -> None:
+def _warn_of_stray_images(where: Path) -> None:
     strays = sorted(path.name for path in where.iterdir() if path.is_file() and _is_visible_image(str(path)))
     if strays:
-        print_main(
-            f"{where}: {counted(len(strays), 'image')} beside the folders of the classes left out ({printable(strays[0])})"
+        print_main(f"{where}: skipped {counted(len(strays), 'image')} outside the class folders ({printable(strays[0])})")
+
+
+def _check_known_classes(where: Path, names: Sequence[str]) -> None:
+    extra = sorted({p.name for p in where.iterdir() if p.is_dir() and not p.name.startswith(".")} - set(names))
+    if extra:
+        raise ValueError(
+            f"{where} has classes that the training split does not have: {', '.join(extra[:5])}; remove or add them"
         )
 
 
-def _refuse_unknown_classes(where: Path, names: Sequence[str]) -> None:
-    extra = sorted({p.name for p in where.iterdir() if p.is_dir() and not p.name.startswith(".")} - set(names))
-    if extra:
-        raise ValueError(f"{where} has classes that training does not know: {', '.join(extra[:5])}")
-
-
 def _hold_out(images: Sequence[tuple[str, int]], root: Path, share: float) -> set[str]:
-    """The files held out, chosen by each one's own name; of every class at least one, and never all of it."""
+    """The held-out files, chosen by file name; at least one of every class, and never all of a class."""
     chosen: set[str] = set()
-    lots: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    by_class: dict[int, list[tuple[float, str]]] = defaultdict(list)
     for path, label in images:
-        lots[label].append((_lot(path, root), path))
-    for drawn in map(sorted, lots.values()):
-        count = sum(lot < share for lot, _ in drawn)
-        if 0 < share < 1 and len(drawn) > 1:
-            count = min(max(count, 1), len(drawn) - 1)
-        chosen |= {path for _, path in drawn[:count]}
+        by_class[label].append((_hash_to_unit(path, root), path))
+    for files in map(sorted, by_class.values()):
+        count = sum(position < share for position, _ in files)
+        if 0 < share < 1 and len(files) > 1:
+            count = min(max(count, 1), len(files) - 1)
+        chosen |= {path for _, path in files[:count]}
     return chosen
 
 
-def _lot(path: str, root: Path) -> float:
-    """A number from 0 to 1 that a file keeps wherever the root lies, whatever files come and go beside it."""
+def _hash_to_unit(path: str, root: Path) -> float:
+    """A number from 0 to 1 that depends only on the path of a file relative to the root."""
     digest = hashlib.sha256(os.fsencode(Path(path).relative_to(root).as_posix())).digest()
     return int.from_bytes(digest[:4]) / 2**32
 
@@ -245,6 +245,6 @@ def _timm_labels(data: Any) -> Sequence[int]:
     reader: Any = getattr(data, "reader", None)
     if hasattr(reader, "samples"):
         return [label for _, label in reader.samples]
-    if hasattr(reader, "dataset") and hasattr(reader, "label_key"):  # of Hugging Face
+    if hasattr(reader, "dataset") and hasattr(reader, "label_key"):  # a Hugging Face dataset
         return reader.dataset[reader.label_key][:]
-    raise ValueError("this dataset can only be read in sequence; take a parquet snapshot or a folder instead")
+    raise ValueError("this dataset can only be read sequentially; use a parquet snapshot or a folder instead")

@@ -36,9 +36,9 @@ class ClassifyConfig(TaskConfig):
     """Train a classifier."""
 
     task: Literal["classify"] = "classify"
-    """What is trained."""
+    """Name of the task."""
     paper_top1: Annotated[dict[str, float], tyro.conf.Suppress] = setting(factory=dict)
-    """The paper's number for a model of this recipe, to stand beside ours."""
+    """The paper's result for the model of this recipe, printed next to ours."""
     data: DataConfig = setting(factory=DataConfig)
     augment: AugmentConfig = setting(factory=AugmentConfig)
 
@@ -51,11 +51,13 @@ class ClassifyConfig(TaskConfig):
         if (self.augment.mixup > 0 or self.augment.cutmix > 0) and self.optim.batch_size % 2:
             raise ValueError(f"mixup and CutMix need an even --optim.batch-size, got {self.optim.batch_size}")
         if self.augment.auto_augment is not None and self.model.in_chans == 4:
-            raise ValueError("RandAugment knows no transparency: model.in_chans 4 needs --augment.auto-augment None")
+            raise ValueError(
+                "RandAugment does not support alpha channels; with model.in_chans 4 set --augment.auto-augment None"
+            )
 
 
 class Classification(BaseTask[ClassifyConfig]):
-    """The task, for one process."""
+    """The classification task in one process."""
 
     def __init__(self, config: ClassifyConfig, world: World) -> None:
         super().__init__(config, world, config.data.on_broken)
@@ -70,19 +72,21 @@ class Classification(BaseTask[ClassifyConfig]):
         self._create_loaders(train, validation)
         self.augment = BatchAugment(config.augment, config.model.in_chans, world.device)
         self.mixup = _mixup(config.augment, self.num_classes)
-        self.best: Accuracy | None = None  # of the epochs since the start, or since the run was resumed
+        self.best: Accuracy | None = None  # of the epochs since the start of this process
         data.warn_of_small_crop()
 
     def _check_classes(self) -> None:
         given = self.config.data.num_classes
         if len(self.classes) < 2 and given is None:
             raise ValueError(
-                f"there is a single class, {', '.join(self.classes)}: nothing to tell apart; of folders, --data.root is "
-                "the one that holds a folder for each class"
+                f"the dataset has a single class, {', '.join(self.classes)}; if it consists of folders, --data.root must be "
+                "the one with a folder for each class"
             )
         check_same_classes(self.sources["train"], self.sources["validation"])
         if self.num_classes > len(self.classes):
-            print_main(f"--data.num-classes is {given}, the data has {len(self.classes)}: the others stay unlearned")
+            print_main(
+                f"--data.num-classes is {given}, but the dataset has {len(self.classes)}: the other outputs are not trained"
+            )
         for split, source in self.sources.items():
             check_labels(source, self.num_classes, split, " or set --data.num-classes")
 
@@ -90,15 +94,15 @@ class Classification(BaseTask[ClassifyConfig]):
         data, augment, optim, world = self.config.data, self.config.augment, self.config.optim, self.world
         in_chans = self.config.model.in_chans
         mode = image_mode(in_chans, self.config.model.name)
-        each = data.cache_gb / max(1, data.workers) / (len(train.labels) + len(validation.labels))  # of the images
+        gb_per_image = data.cache_gb / max(1, data.workers) / (len(train.labels) + len(validation.labels))
         transforms = train_transforms(data, augment, in_chans)
-        learned = ImageDataset(train, transforms, mode, replace_broken=True, cache_gb=each * len(train.labels))
+        train_set = ImageDataset(train, transforms, mode, replace_broken=True, cache_gb=gb_per_image * len(train.labels))
         transform = eval_transform(data, augment, in_chans)
-        held_out = ImageDataset(validation, [transform], mode, cache_gb=each * len(validation.labels))
+        eval_set = ImageDataset(validation, [transform], mode, cache_gb=gb_per_image * len(validation.labels))
         self.sampler = create_train_sampler(len(train.labels), optim, self.config.run.seed, world)
         eval_sampler = EvalSampler(len(validation.labels), optim.batch_size, world)
-        self.train_loader = create_loader(learned, self.sampler, collate, data.workers, world.device)
-        self.eval_loader = create_loader(held_out, eval_sampler, collate, data.workers, world.device)
+        self.train_loader = create_loader(train_set, self.sampler, collate, data.workers, world.device)
+        self.eval_loader = create_loader(eval_set, eval_sampler, collate, data.workers, world.device)
 
     def build_model(self, resumed: bool = False) -> nn.Module:
         return create_model(self.model_config(resumed), self.num_classes, report=self.world.is_main and not resumed)
@@ -114,12 +118,12 @@ class Classification(BaseTask[ClassifyConfig]):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         result = evaluate_classifier(model, self.eval_loader, self.num_classes, self.world.device, record=self.broken.record)
-        if self.best is None or result.top1 > self.best.top1:  # as the loop chooses the weights it exports
+        if self.best is None or result.top1 > self.best.top1:  # the same criterion as for the exported weights
             self.best = result
         return {"top1": result.top1, "top5": result.top5, "val_loss": result.loss}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        """What the manifest says of this task."""
+        """Entries of the manifest."""
         size, others = self.config.data.size_px, set(self.config.data.train_px)
         for other in others - {size}:
             self._count_macs(model.eval(), other, "--data.train-px")
@@ -134,19 +138,19 @@ class Classification(BaseTask[ClassifyConfig]):
     def _count_macs(self, model: nn.Module, size: int, option: str = "--data.size-px") -> int:
         try:
             return count_macs(model, size, size)
-        except (AssertionError, RuntimeError) as error:  # transformers of a fixed size refuse others
+        except (AssertionError, RuntimeError) as error:  # transformers with a fixed image size reject others
             if missing_memory(error):
                 raise
             name, reason = self.config.model.name, str(error).splitlines()[0]
             raise ValueError(
-                f"{name} does not take images of {size} px: {reason} Change {option}, or give --model.args img_size={size}"
+                f"{name} does not accept images of {size} px ({reason}); change {option}, or use --model.args img_size={size}"
             ) from None
 
     def data_summary(self) -> str:
         return data_summary(self.classes, {split: len(source.labels) for split, source in self.sources.items()})
 
     def metadata(self) -> dict[str, str]:
-        """What the exported weights say of themselves."""
+        """Metadata of the exported weights."""
         return {
             "architecture": self.config.model.name,
             "num_classes": str(self.num_classes),
@@ -158,7 +162,8 @@ class Classification(BaseTask[ClassifyConfig]):
         if self.best is None or self.num_classes > CONFUSION_CLASSES:
             return
         if self.best.top1 < max(row["top1"] for row in history if "top1" in row):
-            print(f"the best epoch was before the run was resumed; tailprop eval {folder} --confusion FILE draws its confusion")
+            hint = f"tailprop eval {folder} --confusion FILE draws its confusion matrix"
+            print(f"the best epoch was before the run was resumed; {hint}")
             return
         draw_confusion(self.best.confusion, self.classes, folder / "confusion.png")
 

@@ -1,1 +1,1 @@
-"""What the tasks share."""
+"""Code that all tasks share."""

@@ -1,4 +1,4 @@
-"""What the benchmarks share: rounds in turn, tables with their origin, the cost of one image over several backbones."""
+"""Code that all benchmarks share: interleaved timing, tables with provenance, the cost per image of several backbones."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ __all__ = ["ImageCost", "check_bench", "print_costs", "print_table", "time_in_tu
 
 def check_bench(models: Sequence[str], device: str) -> None:
     if not models:
-        raise ValueError("at least one model is needed")
+        raise ValueError("no model to benchmark; give at least one")
     for model in models:
         check_model(model)
     if device == "cuda" and not torch.cuda.is_available():
@@ -31,7 +31,7 @@ def check_bench(models: Sequence[str], device: str) -> None:
 
 
 def use_cpu(threads: int) -> str:
-    """So many threads, and memory as every command has it; what becomes of freed memory, for the table."""
+    """Set the number of threads and let malloc keep freed memory, as every command does; returns what it does with it."""
     torch.set_num_threads(threads)
     return "kept" if keep_freed_memory() else "returned"
 
@@ -39,7 +39,7 @@ def use_cpu(threads: int) -> str:
 def time_in_turn(
     steps: Mapping[str, Callable[[], object]], rounds: int, device: str, description: str
 ) -> dict[str, list[float]]:
-    """Seconds of every step in every round; a round runs each step once, and one more before them warms up."""
+    """Seconds of every step in every round; a round runs each step once, after one warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for index in track(range(rounds + 1), description=description, transient=True):
         for name, step in steps.items():
@@ -53,14 +53,14 @@ def time_in_turn(
 
 
 def print_table(table: Table, where: Mapping[str, str]) -> None:
-    """A table, and below it where its numbers come from."""
+    """Print a table, and below it the provenance of its numbers."""
     console = Console()
     console.print(table)
     console.print(", ".join(f"{key} {value}" for key, value in where.items()), style="dim")
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], where: Mapping[str, str] | None = None) -> None:
-    """A CSV of rows with the same columns; with `where`, every row says where it comes from."""
+    """Write rows with the same columns as CSV; the provenance in `where` is added to every row."""
     full = [{**row, **(where or {})} for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(full[0]), lineterminator="\n")
@@ -72,24 +72,24 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], where: Mapping[str
 
 @dataclass(frozen=True)
 class ImageCost:
-    """What one image costs a network over a backbone."""
+    """The cost of one image for a network with some backbone."""
 
     model: str
     parameters: int
     macs: int
-    paper_gmacs: float | None
-    seconds: Sequence[float] = ()  # of each round
-    memory_gb: float | None = None
+    paper_gmacs: float | None  # the paper's number
+    seconds: Sequence[float] = ()  # per image, in each round
+    memory_gb: float | None = None  # peak memory
 
     @property
     def rates(self) -> tuple[float | None, float | None]:
-        """Images per second in the best round and in the median one."""
+        """Images per second in the best and in the median round."""
         if not self.seconds:
             return None, None
         return 1 / min(self.seconds), 1 / statistics.median(self.seconds)
 
     def row(self, first: "ImageCost") -> dict[str, str]:
-        """Its numbers as text, beside those of the first backbone."""
+        """The numbers as text, with the rate relative to the first backbone."""
         (best, median), first_best = self.rates, first.rates[0]
         return {
             "model": self.model,

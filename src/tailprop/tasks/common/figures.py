@@ -1,10 +1,10 @@
-"""Images of a run: learning curves, confusion, restored images."""
+"""Figures of a run: learning curves."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # matplotlib is imported when something is drawn: most commands draw nothing, or at their end
+if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing
     from matplotlib.figure import Figure
 
 __all__ = ["draw_curves", "draw_learning"]
@@ -13,7 +13,7 @@ __all__ = ["draw_curves", "draw_learning"]
 def draw_learning(
     history: Sequence[dict[str, float]], path: Path, metrics: dict[str, str], measured_on: str = "validation"
 ) -> None:
-    """Training loss and metrics by epoch; `metrics` names what is drawn, and in which words."""
+    """Draw training loss and metrics by epoch; `metrics` maps each metric to its label."""
     figure = new_figure(7, 4)
     left = figure.subplots()
     right = left.twinx()
@@ -35,7 +35,7 @@ def draw_learning(
 
 
 def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, across: str, up: str) -> None:
-    """Several runs in one image: name: (across, up)."""
+    """Draw several curves in one figure; `curves` maps a name to (x, y)."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
     for name, (x, y) in curves.items():
@@ -51,5 +51,5 @@ def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # no display is asked for
+    FigureCanvasAgg(figure)  # needs no display
     return figure

@@ -1,4 +1,4 @@
-"""Models of timm by name: checked, created, started from a checkpoint, loaded for use."""
+"""timm models by name: check, create, load weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import tailprop.backbone.registry  # noqa: F401 - registers ours
+import tailprop.backbone.registry  # noqa: F401 - registers our models
 from tailprop.engine.checkpoint import read_state_dict
 from tailprop.engine.config import ModelConfig
 from tailprop.utils.errors import missing_memory
@@ -21,18 +21,18 @@ M = TypeVar("M", bound=nn.Module)
 
 def check_model(name: str) -> None:
     if not timm.is_model(name):
-        hint = did_you_mean(name, timm.list_models(), otherwise="`tailprop models` lists ours")
+        hint = did_you_mean(name, timm.list_models(), otherwise="`tailprop models` lists the models of this package")
         raise ValueError(f"timm has no model {name!r}; {hint}")
 
 
 def model_arguments(config: ModelConfig) -> dict[str, Any]:
-    """What a model is created with beside its name and number of channels."""
+    """Arguments of a model besides its name and its number of channels."""
     given = {} if config.drop_path is None else {"drop_path_rate": config.drop_path}
     return {**config.args, **given}
 
 
 def create(what: str, make: Callable[[], M]) -> M:
-    """A network; arguments that it does not take are refused in one line."""
+    """Create a network; a wrong argument raises a one-line error."""
     try:
         return make()
     except (TypeError, RuntimeError, AssertionError, AttributeError) as error:  # an unknown argument, a tag without weights
@@ -42,15 +42,15 @@ def create(what: str, make: Callable[[], M]) -> M:
 
 
 def load_weights(model: M, weights: Path, name: str, state: dict[str, Tensor] | None = None) -> M:
-    """A model in evaluation mode with the weights of a file, all of them."""
+    """Load all weights of a file into a model; returns it in evaluation mode."""
     try:
         model.load_state_dict(read_state_dict(weights) if state is None else state)
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit {name}: {str(error).splitlines()[1].strip()}") from None
-    return model.to(memory_format=torch.channels_last).eval()  # as in training: another layout rounds differently
+    return model.to(memory_format=torch.channels_last).eval()  # as in training: another memory format rounds differently
 
 
 def check_finite(output: Tensor, what: str = "the model's output") -> None:
-    """Refuse an output that is NaN or infinite: comparisons would drop it without a word."""
+    """Raise if an output is NaN or infinite: comparisons would drop it silently."""
     if not output.is_meta and not bool(torch.isfinite(output).all()):
-        raise ValueError(f"{what} is not finite; use --precision fp32, and if it is, the weights are corrupt")
+        raise ValueError(f"{what} is not finite; use --precision fp32; if you do already, the weights are corrupt")

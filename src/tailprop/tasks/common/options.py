@@ -1,4 +1,4 @@
-"""Options that the commands of every task share."""
+"""Options shared by the commands of every task."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ Images = Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar=
 
 
 def override(settings: T, choice: Any, **given: Any) -> T:
-    """Settings with what was chosen in their place; what is none was not."""
+    """Replace settings by the options that were given; None = not given."""
     chosen = {f.name: v for f in fields(choice) if (v := getattr(choice, f.name)) is not None}
     changed = replace(settings, **{**chosen, **given})  # type: ignore[type-var] # T is a dataclass
     changed.check()  # type: ignore[attr-defined]
@@ -25,14 +25,14 @@ def override(settings: T, choice: Any, **given: Any) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """Where and how to compute."""
+    """Device, precision and threads."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type."""
+    """Autocast dtype."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to run."""
+    """Device; auto = a GPU if there is one."""
     threads: int = 0
-    """CPU threads; 0 = PyTorch's choice."""
+    """CPU threads; 0 = PyTorch's default."""
 
     def check(self) -> None:
         check_at_least("threads", self.threads, 0)
@@ -40,37 +40,37 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class EvalOptions(ComputeOptions):
-    """Measure a checkpoint."""
+    """Evaluate a checkpoint."""
 
     checkpoint: Checkpoint
-    """A run folder, a file of weights, or for a classifier the name of a pretrained timm model."""
+    """A run folder, a weights file, or for a classifier the name of a pretrained timm model."""
     out: Path | None = None
-    """JSON file for the numbers."""
+    """JSON file for the metrics."""
 
     def check(self) -> None:
         super().check()
         check_output_file("--out", self.out)
         if self.out is not None and self.out.suffix.lower() in (".html", ".csv", ".png", ".jpg", ".pdf"):
-            raise ValueError(f"--out writes JSON; name a .json file instead of {self.out}")
+            raise ValueError(f"--out writes JSON; give a .json file instead of {self.out}")
 
 
 @dataclass(frozen=True)
 class PredictOptions(ComputeOptions):
-    """Answer images with a folder."""
+    """Predict images and write a folder of results."""
 
     checkpoint: Checkpoint
     """A run folder, or a file of exported weights."""
     images: Images
-    """Files, folders (searched with all folders below), or globs such as 'photos/*.jpg' in quotes."""
+    """Files, folders (searched recursively), or globs such as 'photos/*.jpg' in quotes."""
     out: Path = Path("predictions")
-    """Folder for the answers."""
+    """Folder for the predictions."""
     on_broken: Literal["skip", "stop"] = "skip"
-    """An image that cannot be read: name it on standard error and skip it, or stop."""
+    """If an image cannot be read: skip it and print its name on standard error, or stop."""
     overwrite: bool = False
-    """Write over files that are in the folder already; they may be somebody's work."""
+    """Overwrite files that are already in the folder."""
 
     def check(self) -> None:
         super().check()
         check_output_folder("--out", self.out)
         if self.out.suffix.lower() in (".html", ".csv", ".json", ".txt", ".jpg", ".png", ".pdf") and not self.out.is_dir():
-            raise ValueError(f"--out is a folder, and {self.out} is named like a file; name a folder")
+            raise ValueError(f"--out must be a folder, but {self.out} has the suffix of a file; name a folder")

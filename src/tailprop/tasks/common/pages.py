@@ -1,4 +1,4 @@
-"""Several images on one page, and captions below them."""
+"""Contact sheets: several images on one page, with captions."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,19 +11,19 @@ from tailprop.utils.files import write_atomically
 __all__ = ["draw_page", "load_font", "with_caption"]
 
 GAP_PX = 8  # between the images of a page
-_CAPTION = 14  # size of its letters
+_CAPTION = 14  # font size in pixels
 
 
 @lru_cache
 def load_font(size: int) -> ImageFont.FreeTypeFont:
-    """Matplotlib's, which has Greek, Cyrillic, Arabic and much else; Pillow's own has little beyond Latin."""
+    """Matplotlib's font, which covers Greek, Cyrillic and Arabic; Pillow's default covers little beyond Latin."""
     import matplotlib
 
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
 
 
 def with_caption(image: Image.Image, lines: Sequence[str], width_px: int = 240) -> Image.Image:
-    """An image at a width, with lines of text below it; a line that is too long is cut."""
+    """Resize an image to a width and add lines of text below it; long lines are truncated."""
     font, height = load_font(_CAPTION), max(1, min(2 * width_px, round(image.height * width_px / image.width)))
     page = Image.new("RGB", (width_px, height + (_CAPTION + 5) * len(lines)), "white")
     page.paste(image.convert("RGB").resize((width_px, height)), (0, 0))
@@ -36,7 +36,7 @@ def with_caption(image: Image.Image, lines: Sequence[str], width_px: int = 240) 
 
 
 def draw_page(images: Sequence[Image.Image], path: Path, columns: int = 4, width_px: int = 320) -> None:
-    """Images in rows, each as wide as its column, or twice as high as that if it would be higher."""
+    """Draw images in rows, each resized to the column width, or to twice that height if it would be higher."""
     scales = [min(width_px / p.width, 2 * width_px / p.height) for p in images]
     sizes = [(max(1, round(p.width * s)), max(1, round(p.height * s))) for p, s in zip(images, scales, strict=True)]
     scaled = [p.resize(size) for p, size in zip(images, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""A trained model that answers for images: the Python twin of `tailprop predict`, and what both share."""
+"""The Python interface for predictions, and code it shares with `tailprop predict`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -39,34 +39,34 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Predictor(Generic[C, R]):
-    """A model in evaluation mode, the settings of its run, and the names of what it tells apart."""
+    """A model in evaluation mode, with the settings of its run and its class names."""
 
-    model: nn.Module
-    settings: C
-    names: tuple[str, ...]
+    model: nn.Module  # the network, in evaluation mode
+    settings: C  # settings of its run
+    names: tuple[str, ...]  # class names, by class index
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     def predict(self, images: ImageInput | Sequence[ImageInput], precision: str = "fp32") -> Any:
-        """The answer for an image, or a list of them for a list.
+        """The prediction for an image, or a list of predictions for a list of images.
 
         Args:
-            images: A path, a PIL image, an array (H, W) or (H, W, C), a tensor (C, H, W), or a list of them. Bytes, or floats
-                from 0 to 1.
-            precision: fp32, bf16 or fp16.
+            images: A path, a PIL image, an array (H, W) or (H, W, C), a tensor (C, H, W), or a list of them. Values
+                are bytes, or floats from 0 to 1.
+            precision: Autocast dtype: fp32, bf16 or fp16.
         """
         given, is_list = as_list(images)
-        answers = self.predict_all(given, precision)
-        return answers if is_list else answers[0]
+        predictions = self.predict_all(given, precision)
+        return predictions if is_list else predictions[0]
 
     @abstractmethod
     def predict_all(self, images: Sequence[ImageInput], precision: str) -> list[R]: ...
 
 
 def as_list(images: ImageInput | Sequence[ImageInput]) -> tuple[list[ImageInput], bool]:
-    """One image or many as a list, and whether they were many; a batch of tensors or arrays is many."""
+    """The images as a list, and whether several were given; a 4-dimensional tensor or array is a list of images."""
     if isinstance(images, Tensor | np.ndarray):
         return (list(images), True) if images.ndim == 4 else ([images], False)
     if isinstance(images, str | Path | Image.Image):
@@ -75,7 +75,7 @@ def as_list(images: ImageInput | Sequence[ImageInput]) -> tuple[list[ImageInput]
 
 
 def to_pil(image: ImageInput, mode: str) -> Image.Image:
-    """Whatever stands for an image, as Pillow's in a mode; a file that cannot be read is refused by name."""
+    """Convert any image input to a PIL image of this mode; a file that cannot be read raises an error with its name."""
     if isinstance(image, str | Path):
         read = read_image(Path(image), mode)
         if isinstance(read, Broken):
@@ -87,21 +87,21 @@ def to_pil(image: ImageInput, mode: str) -> Image.Image:
 
 
 def to_array(image: np.ndarray | Tensor) -> np.ndarray:
-    """An array (H, W) or (H, W, C) from one, or from a tensor (C, H, W)."""
+    """Convert a tensor (C, H, W), or check an array; returns an array (H, W) or (H, W, C)."""
     if isinstance(image, Tensor):
         if image.ndim not in (2, 3):
-            raise ValueError(f"an image tensor is (channels, height, width), got {tuple(image.shape)}")
+            raise ValueError(f"an image tensor must be (channels, height, width), got {tuple(image.shape)}")
         image = image.detach().cpu().float().numpy() if image.is_floating_point() else image.cpu().numpy()
         image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
     if image.ndim not in (2, 3):
-        raise ValueError(f"an image array is (height, width) or (height, width, channels), got {image.shape}")
+        raise ValueError(f"an image array must be (height, width) or (height, width, channels), got {image.shape}")
     return image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
 
 
 def check_unit_range(array: np.ndarray) -> None:
-    """Refuse floats that are not from 0 to 1: bytes held as floats, or a normalised image."""
+    """Raise if floats are not from 0 to 1, as in bytes converted to float or a normalised image."""
     if array.size and (array.min() < -1e-3 or array.max() > 1 + 1e-3):
-        raise ValueError(f"a float image has values from 0 to 1, got {array.min():.3g} to {array.max():.3g}")
+        raise ValueError(f"a float image must have values from 0 to 1, got {array.min():.3g} to {array.max():.3g}")
 
 
 def _to_bytes(array: np.ndarray) -> np.ndarray:
@@ -111,20 +111,20 @@ def _to_bytes(array: np.ndarray) -> np.ndarray:
     if array.dtype == np.uint16:
         return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)  # 65535 = 257 * 255
     if array.dtype not in (np.uint8, np.bool_):
-        raise ValueError(f"an image array holds 8 or 16 bits, or floats from 0 to 1, got {array.dtype}")
+        raise ValueError(f"an image array must be uint8, uint16, bool, or float from 0 to 1, got {array.dtype}")
     return array
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """An RGB image as bytes, (3, H, W)."""
+    """An RGB image as a uint8 tensor, (3, H, W)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 class SkippedImages:
-    """Images that cannot be read: each is named on standard error, or the first stops the work.
+    """Collects images that cannot be read: prints each name on standard error, or raises at the first.
 
     Args:
-        total: Of all images; where there is but one, why it cannot be read is the answer.
+        total: Number of all images; a single image that cannot be read is always an error.
     """
 
     def __init__(self, console: Console, on_broken: Literal["skip", "stop"], total: int) -> None:
@@ -135,7 +135,7 @@ class SkippedImages:
         if self.total == 1:
             raise ValueError(str(item))
         if self.on_broken == "stop":
-            raise ValueError(f"{item}; fix or remove it, or leave it out (--on-broken skip)")
+            raise ValueError(f"{item}; fix or remove it, or skip it (--on-broken skip)")
         self.broken.append(item)
         print_line(self.console, f"skipped {item}")
         if len(self.broken) == self.total:
@@ -143,14 +143,14 @@ class SkippedImages:
 
 
 def print_line(console: Console, text: str) -> None:
-    console.print(Text(printable(text)), soft_wrap=True)  # one line, above the bar where there is one
+    console.print(Text(printable(text)), soft_wrap=True)  # one line, above the progress bar if there is one
 
 
 @contextmanager
 def progress_bar(
     title: str, total: float, console: Console | None = None, shown: bool = True
 ) -> Iterator[Callable[[float], None]]:
-    """A bar with rate and time left on a terminal, silent elsewhere; what it yields is told how much was done."""
+    """A progress bar on a terminal, nothing elsewhere; call the yielded function with the amount of work done."""
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:

@@ -1,4 +1,4 @@
-"""Data of detection and segmentation: folders of images with annotations, or generated scenes in their place."""
+"""Data settings of detection and segmentation: images with annotations, or generated scenes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ __all__ = ["SceneDataConfig", "ensure_scenes"]
 
 @dataclass(frozen=True, kw_only=True)
 class SceneDataConfig(LoaderConfig):
-    """What the data of both has in common."""
+    """Data settings that detection and segmentation share."""
 
     root: Path | None = setting(None, local=True)
-    """Folder that everything below is in."""
+    """Folder of the dataset; the paths below are relative to it."""
     scenes: SceneConfig = setting(factory=SceneConfig)
-    """How generated scenes look."""
+    """Settings of generated scenes."""
     scene_counts: tuple[int, int] = (2000, 200)
-    """Generated scenes for training and for validation."""
+    """Number of generated scenes for training and for validation."""
     limit: int | None = None
-    """Use only so many training images, the first ones; none = all."""
+    """Use only the first N training images; none = all."""
     short_px: int
-    """Shorter side the images are resized to."""
+    """Images are resized to this shorter side."""
     long_px: int
-    """Longer side at most."""
+    """Maximum of the longer side."""
 
     def check(self) -> None:
         super().check()
@@ -40,11 +40,11 @@ class SceneDataConfig(LoaderConfig):
             check_at_least("data.limit", self.limit, 1)
         self.scenes.check()
         if self.root is None:
-            raise ValueError("--data.root is missing, the folder with the images and their annotations")
+            raise ValueError("--data.root is missing; give the folder with the images and their annotations")
 
 
 def ensure_scenes(data: SceneDataConfig, world: World | None, write: Callable[[Path, SceneConfig, int, int], None]) -> None:
-    """Generate the scenes unless they are there; rank 0 does, and the others wait for it."""
+    """Generate the scenes if they do not exist, on rank 0; the other ranks wait."""
     assert data.root is not None  # checked before
     if world is None or world.is_main:
         write(data.root, data.scenes, *data.scene_counts)

@@ -1,4 +1,4 @@
-"""What the tasks have in common while they train."""
+"""Training code that all tasks share."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,33 +17,33 @@ __all__ = ["BaseTask", "LoaderConfig", "create_train_sampler", "data_summary"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """How any data is read."""
+    """Settings of the data loader."""
 
     on_broken: Literal["skip", "stop"] = setting("stop", free=True)
-    """A file that is missing, corrupt or wrong: skip and count it, or stop."""
+    """If a file is missing, corrupt or invalid: skip and count it, or stop."""
     workers: int = setting(2, local=True)
-    """Loader processes for each training process, at most one for each core."""
+    """Loader processes per training process, at most one per core."""
 
     def check(self) -> None:
         check_at_least("data.workers", self.workers, 0)
 
 
 def data_summary(classes: Sequence[str], counts: dict[str, int]) -> str:
-    """Classes and numbers of images in a line."""
-    told = ", ".join(f"{count} {split}" for split, count in counts.items())
-    return f"{counted(len(classes), 'class')} ({listed(classes, 5)}); images: {told}" if classes else f"images: {told}"
+    """Classes and numbers of images in one line."""
+    sizes = ", ".join(f"{count} {split}" for split, count in counts.items())
+    return f"{counted(len(classes), 'class')} ({listed(classes, 5)}); images: {sizes}" if classes else f"images: {sizes}"
 
 
 C = TypeVar("C", bound=TaskConfig)
 
 
 def create_train_sampler(count: int, optim: OptimConfig, seed: int, world: World) -> TrainSampler:
-    """Shuffled batches of this process from so many examples."""
+    """The sampler of shuffled training batches for this rank."""
     return TrainSampler(count, optim.batch_size, seed, world, optim.grad_accum_steps, optim.epochs, optim.epoch_steps)
 
 
 class BaseTask(Generic[C]):
-    """A task for one process: its settings, what is broken in its data, and the batches of its training."""
+    """Base of every task, on one rank: settings, broken files and training batches."""
 
     sampler: Any
     train_loader: Iterable[Any]
@@ -53,15 +53,15 @@ class BaseTask(Generic[C]):
         self.broken = BrokenFiles(on_broken, world.is_main)
 
     def model_config(self, resumed: bool) -> ModelConfig:
-        """The settings of the model; a resumed run's weights come from its checkpoint."""
+        """The settings of the model; without `init` for a resumed run, whose weights come from its checkpoint."""
         return replace(self.config.model, init=None) if resumed else self.config.model
 
     def batches(self, epoch: int, step: int) -> Iterable[Any]:
-        """The batches of this process in an epoch, from an optimizer step on."""
+        """The training batches of this rank in an epoch, from an optimizer step on."""
         self.sampler.begin(epoch, step)
         return self.train_loader
 
     def check_batch(self, batch: Any) -> None:
-        """Record what of a batch could not be read, and refuse one that is short all the same."""
+        """Record the broken files of a batch; raise if the batch is not full."""
         self.broken.record(batch.broken)
         check_batch_full(batch, self.config.optim.batch_size)

@@ -1,7 +1,8 @@
 """`tailprop bench detect`: multiply-adds, images per second and memory of Mask R-CNN over several backbones.
 
-Weights are random, so every image is given its full hundred detections (score 0): a trained detector has less to do. Rounds
-are interleaved and the best of each counts, as in `tailprop bench`; memory is the most a process of its own has used.
+Weights are random and the score threshold is 0, so every image gets the maximum of 100 detections; a trained detector has less
+to do. Rounds are interleaved and the best round of each model counts, as in `tailprop bench`. Peak memory is measured in a
+separate process for each model.
 """
 
 import multiprocessing
@@ -23,7 +24,7 @@ from tailprop.tasks.common.bench import ImageCost, check_bench, print_costs, tim
 from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.utils.validation import check_at_least
 
-PAPER_SIZE: Final = (800, 1280)  # height and width for which the paper counts
+PAPER_SIZE: Final = (800, 1280)  # height and width at which the paper counts multiply-adds
 SWIN: Final = "swin_tiny_patch4_window7_224"
 PAPER_GMACS: Final = {
     "tailprop_tiny": 271,
@@ -45,24 +46,24 @@ PAPER_RATES |= {"waveformer_tiny": 32.1, "waveformer_small": 26.2, "waveformer_b
 
 @dataclass(frozen=True)
 class BenchDetect:
-    """Cost of Mask R-CNN for one image, measured in turn."""
+    """Cost of Mask R-CNN for one image, measured in interleaved rounds."""
 
     models: tuple[str, ...] = ("tailprop_tiny", "convnext_tiny", SWIN, "vheat_tiny")
-    """timm names of backbones; the first is the one the others are compared with."""
+    """timm names of backbones; the others are compared with the first."""
     height: int = 800
     """Height of the image."""
     width: int = 1280
     """Width of the image."""
     rounds: int = 5
-    """Rounds after one to warm up; 0 = count multiply-adds only, at no cost."""
+    """Timed rounds, after one warm-up round; 0 = only count multiply-adds, without running the models."""
     memory: bool = True
-    """Measure memory too, in a process for each model."""
+    """Also measure peak memory, in a separate process for each model."""
     classes: int = 80
-    """Classes of objects."""
+    """Number of object classes."""
     threads: int = 2
     """CPU threads."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+    """Device to run on."""
     detector: DetectorConfig = field(default_factory=lambda: DetectorConfig(score=0.0))
     out: Path | None = None
     """CSV to write."""
@@ -80,8 +81,8 @@ def run(options: BenchDetect) -> None:
     costs = measure(options)
     where = provenance(options.device) | dict(dtype="float32", height=str(options.height), width=str(options.width))
     print_costs(costs, where)
-    at_papers_size = (options.height, options.width) == PAPER_SIZE
-    if at_papers_size and (rates := [f"{name} {PAPER_RATES[name]}" for name in options.models if name in PAPER_RATES]):
+    is_paper_size = (options.height, options.width) == PAPER_SIZE
+    if is_paper_size and (rates := [f"{name} {PAPER_RATES[name]}" for name in options.models if name in PAPER_RATES]):
         print(f"the paper's images per second, on an A100: {', '.join(rates)}")
     if options.out is not None:
         write_costs(options.out, costs, where)
@@ -102,12 +103,12 @@ def measure(options: BenchDetect) -> list[ImageCost]:
 
 
 def papers_gmacs(name: str, options: BenchDetect) -> float | None:
-    """The paper's number, where it is for an image of this size."""
+    """The paper's GMACs; None if it has no number for this model and image size."""
     return PAPER_GMACS.get(name) if (options.height, options.width) == PAPER_SIZE else None
 
 
 def build(name: str, options: BenchDetect) -> Detector:
-    """Random weights; the image is taken at its own size."""
+    """A detector with random weights that runs on the image at its original size."""
     short, long = sorted((options.height, options.width))
     detector, _ = create_detector(ModelConfig(name=name), options.classes, short, long, options.detector)
     return detector.eval()
@@ -139,15 +140,15 @@ def _step(model: Detector, image: Tensor) -> Callable[[], object]:
 
 
 def _memory(name: str, options: BenchDetect) -> float:
-    """The most memory a fresh process uses for one image, in GB; a GPU's own on CUDA."""
+    """Peak memory of a new process for one image, in GB; on CUDA, the memory allocated on the GPU."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            return pool.submit(_use_memory, name, options).result()
+            return pool.submit(_peak_gb, name, options).result()
         except BrokenProcessPool:
-            raise ValueError(f"the process that measures {name} died, perhaps for want of memory; use --no-memory") from None
+            raise ValueError(f"the process that measures {name} died, perhaps out of memory; use --no-memory") from None
 
 
-def _use_memory(name: str, options: BenchDetect) -> float:
+def _peak_gb(name: str, options: BenchDetect) -> float:
     use_cpu(options.threads)
     model = build(name, options).to(options.device)
     with torch.inference_mode():

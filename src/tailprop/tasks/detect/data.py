@@ -1,4 +1,4 @@
-"""Images with boxes and masks: settings, augmentation, batches, and a sampler that keeps wide and tall images apart.
+"""Images with boxes and masks: settings, augmentation, batches, and a sampler that groups images by aspect ratio.
 
 Shapes: N objects of an image, H height, W width. Boxes are x1, y1, x2, y2 in pixels.
 """
@@ -36,51 +36,53 @@ class DetectDataConfig(SceneDataConfig):
     """Images with boxes and masks, in COCO's format."""
 
     source: Literal["coco", "scenes"] = "coco"
-    """coco: your folder; scenes: shapes, generated into the folder if it is not there."""
+    """coco: a dataset in COCO's format; scenes: synthetic shapes, generated into the root if they are missing."""
     train_images: str = "train2017"
     """Folder of the training images."""
     train_json: str = "annotations/instances_train2017.json"
-    """Their annotations."""
+    """Annotations of the training images."""
     val_images: str = "val2017"
     """Folder of the validation images."""
     val_json: str = "annotations/instances_val2017.json"
-    """Their annotations."""
+    """Annotations of the validation images."""
     validate_on_train: bool = False
-    """Evaluate on the training images, to see whether a model can learn them by heart."""
+    """Evaluate on the training images, to check that a model can overfit them."""
     short_px: int = 800
     """Shorter side of the images in evaluation."""
     long_px: int = 1333
-    """Longer side at most, in training and evaluation."""
+    """Maximum longer side, in training and evaluation."""
     keep_empty: bool = False
-    """Train on images without objects too; otherwise they are left out and counted."""
+    """Also train on images without objects; by default they are skipped and counted."""
 
 
 @dataclass(frozen=True)
 class DetectAugmentConfig:
-    """Augmentation while training; the sizes given are those of the 1x schedule."""
+    """Training augmentation; the default sizes are those of the 1x schedule."""
 
     short_px: tuple[int, ...] = (800,)
-    """Shorter side, one of these at random."""
+    """Shorter sides, one of which is chosen at random for each image."""
     crop_chance: float = 0.0
-    """Chance that an image is first resized to one of crop_short_px and cut, as in DETR."""
+    """Probability that an image is first resized to one of crop_short_px and cropped, as in DETR."""
     crop_short_px: tuple[int, ...] = (400, 500, 600)
-    """Shorter side before the cut."""
+    """Shorter sides before the crop, one of which is chosen at random."""
     crop_px: tuple[int, int] = (384, 600)
-    """Least and greatest side of the cut."""
+    """Minimum and maximum side of the crop."""
     flip: float = 0.5
-    """Chance of a mirror image."""
+    """Probability of a horizontal flip."""
 
     def check(self) -> None:
         for side in (*self.short_px, *self.crop_short_px, *self.crop_px):
             check_at_least("sides in augment", side, 32)
         if not self.short_px or not self.crop_short_px or self.crop_px[0] > self.crop_px[1]:
-            raise ValueError("augment.short_px and crop_short_px need a side at least, crop_px the least and the greatest")
+            raise ValueError(
+                "augment.short_px and augment.crop_short_px need at least one side, augment.crop_px a minimum and a maximum"
+            )
         check_between("augment.crop_chance", self.crop_chance, 0, 1)
         check_between("augment.flip", self.flip, 0, 1)
 
 
 class Augment:
-    """Resize, perhaps cut, perhaps mirror an image with its boxes and masks. Draws from Python's generator."""
+    """Resize an image with its boxes and masks, and randomly crop and flip it. Uses Python's global random generator."""
 
     def __init__(self, config: DetectAugmentConfig, long_px: int) -> None:
         self.config, self.long_px = config, long_px
@@ -89,13 +91,13 @@ class Augment:
         c = self.config
         if random.random() < c.crop_chance:
             image, target = resize(image, target, random.choice(c.crop_short_px), self.long_px)
-            image, target = self._cut(image, target)
+            image, target = self._random_crop(image, target)
         image, target = resize(image, target, random.choice(c.short_px), self.long_px)
         if random.random() < c.flip:
             image, target = mirror(image, target)
         return image, target
 
-    def _cut(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+    def _random_crop(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         h, w = image.shape[-2:]
         least, most = self.config.crop_px
         height, width = (random.randint(min(least, side), min(most, side)) for side in (h, w))
@@ -104,27 +106,27 @@ class Augment:
 
 
 def resize(image: Tensor, target: Target, short_px: int, long_px: int) -> tuple[Tensor, Target]:
-    """As the detector resizes in evaluation: bilinear, without smoothing."""
+    """Resize as the detector does in evaluation: bilinear, without antialiasing."""
     h, w = image.shape[-2:]
     size = fit_within(h, w, short_px, long_px)
     if size == (h, w):
         return image, target
     image = F.interpolate(image[None].float(), size, mode="bilinear", align_corners=False)[0]
     masks = target["masks"].new_zeros(len(target["masks"]), *size)
-    if len(masks) > 0:  # an image without objects has nothing to resize, and torch refuses it
+    if len(masks) > 0:  # torch cannot interpolate an empty batch
         masks = F.interpolate(target["masks"][:, None], size, mode="nearest-exact")[:, 0]
     boxes = target["boxes"] * torch.tensor([size[1] / w, size[0] / h]).repeat(2)
     return image.round().to(torch.uint8), target | dict(boxes=boxes, masks=masks)
 
 
 def cut(image: Tensor, target: Target, top: int, left: int, height: int, width: int) -> tuple[Tensor, Target]:
-    """A part of the image, with the objects that are still to be seen in it."""
+    """Crop an image, and keep the objects that are still visible in it."""
     corner, size = torch.tensor([left, top]).repeat(2), torch.tensor([width, height]).repeat(2)
     boxes = torch.minimum((target["boxes"] - corner).clamp_min(0), size)
     masks = target["masks"][:, top : top + height, left : left + width]
-    seen = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1) & (masks.flatten(1) > 0).any(1)
+    visible = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1) & (masks.flatten(1) > 0).any(1)
     image = image[:, top : top + height, left : left + width]
-    return image, dict(boxes=boxes[seen], masks=masks[seen], labels=target["labels"][seen])
+    return image, dict(boxes=boxes[visible], masks=masks[visible], labels=target["labels"][visible])
 
 
 def mirror(image: Tensor, target: Target) -> tuple[Tensor, Target]:
@@ -135,7 +137,7 @@ def mirror(image: Tensor, target: Target) -> tuple[Tensor, Target]:
 
 @dataclass
 class DetectBatch:
-    """Images of any sizes with their objects, and what could not be read."""
+    """Images of any size with their objects, and the images that could not be read."""
 
     images: list[Tensor]  # (3, H, W), bytes
     targets: list[Target]  # boxes (N, 4), labels (N,), masks (N, H, W)
@@ -150,7 +152,7 @@ Example = tuple[Tensor, Target, int]  # image, objects, id
 
 
 class DetectionDataset(KeyedDataset):
-    """Images of a set with their objects. A broken one comes as `Broken`, in training with another in its place."""
+    """Images with their objects. A corrupt image yields `Broken`, in training together with a replacement."""
 
     def __init__(self, images: Sequence[CocoImage], category_ids: Sequence[int], augment: Augment | None = None) -> None:
         self.images, self.augment, self.replace_broken = images, augment, augment is not None
@@ -164,7 +166,7 @@ class DetectionDataset(KeyedDataset):
         try:
             image = to_tensor(read_annotated(entry))
             target = self._target(entry) if self.augment is not None else {}
-        except Exception as error:  # decoders of images and masks trip over corrupt files in many ways
+        except Exception as error:  # image and mask decoders raise many kinds of errors for corrupt files
             return Broken(str(entry.path), describe_error(error))
         if self.augment is None:
             return image, target, entry.id
@@ -188,53 +190,54 @@ def collate(examples: Sequence[list[Example | Broken]]) -> DetectBatch:
 
 
 class AspectRatioSampler(TrainSampler):
-    """A training order whose steps hold wide images or tall ones, so that little of a batch is padding.
+    """Sample steps of only wide or only tall images, to reduce the padding in a batch.
 
-    Each pass deals a permutation into two piles and takes the images of a step, those of all processes and of all batches
-    that are accumulated, from a pile as soon as it has them; what is left over at the end makes mixed steps. So a pass has as
-    many steps as without piles, and is a function of seed and pass alone.
+    Each pass over the data splits a permutation into a wide and a tall group. As soon as a group has enough images for a step,
+    that is for all processes and all accumulated batches, they form a step; the images left at the end form mixed steps. So a
+    pass has as many steps as without grouping, and depends only on the seed and the number of the pass.
     """
 
     def __init__(self, wide: Sequence[bool], batch: int, seed: int, world: World, **settings: Any) -> None:
         super().__init__(len(wide), batch, seed, world, **settings)
         self.wide = tuple(wide)
-        if self.count < self._whole:
-            raise ValueError(f"a step takes {self._whole} images, and there are {self.count}; lower --optim.batch-size")
+        if self.count < self._step_size:
+            raise ValueError(f"a step needs {self._step_size} images, but there are {self.count}; lower --optim.batch-size")
 
     @property
-    def _whole(self) -> int:
-        """Images of a step."""
+    def _step_size(self) -> int:
+        """Images in a step, over all processes and accumulated batches."""
         return self.batch * self.world.size * self.accumulate
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        per_pass = self.count // self._whole
-        began = self.epoch * (self.steps if self.epoch_steps else per_pass)
+        per_pass = self.count // self._step_size
+        first_step = self.epoch * (self.steps if self.epoch_steps else per_pass)
         for step in range(self.start, self.steps):
-            turn, place = divmod(began + step, per_pass)
-            dealt = _deal(self.wide, self._whole, mix_seeds(self.seed, turn))[place]
+            pass_index, place = divmod(first_step + step, per_pass)
+            indices = _group_by_aspect(self.wide, self._step_size, mix_seeds(self.seed, pass_index))[place]
             for part in range(self.accumulate):
                 first = (part * self.world.size + self.world.rank) * self.batch
-                share = dealt[first : first + self.batch]
-                yield [SampleKey(i, mix_seeds(self.seed, turn, i), self.epoch / self.epochs) for i in share]
+                share = indices[first : first + self.batch]
+                yield [SampleKey(i, mix_seeds(self.seed, pass_index, i), self.epoch / self.epochs) for i in share]
 
 
 @lru_cache(maxsize=2)
-def _deal(wide: tuple[bool, ...], size: int, seed: int) -> list[list[int]]:
+def _group_by_aspect(wide: tuple[bool, ...], size: int, seed: int) -> list[list[int]]:
+    """The image indices of each step of a pass."""
     batches: list[list[int]] = []
-    piles: tuple[list[int], list[int]] = ([], [])
+    groups: tuple[list[int], list[int]] = ([], [])
     for index in torch.randperm(len(wide), generator=torch.Generator().manual_seed(seed)).tolist():
-        pile = piles[wide[index]]
-        pile.append(index)
-        if len(pile) == size:
-            batches.append(pile.copy())
-            pile.clear()
-    rest = piles[0] + piles[1]
+        group = groups[wide[index]]
+        group.append(index)
+        if len(group) == size:
+            batches.append(group.copy())
+            group.clear()
+    rest = groups[0] + groups[1]
     return batches + [rest[i : i + size] for i in range(0, len(rest) - size + 1, size)]
 
 
 def open_coco(data: DetectDataConfig, split: Literal["train", "validation"], world: World | None = None) -> CocoSet:
-    """A split, generated first if it is of scenes that are not there."""
-    assert data.root is not None  # checked before
+    """Read a split; missing scenes are generated first."""
+    assert data.root is not None  # `check` has verified it
     if data.source == "scenes":
         ensure_scenes(data, world, ensure_coco)
     images, annotations = (data.train_images, data.train_json) if split == "train" else (data.val_images, data.val_json)

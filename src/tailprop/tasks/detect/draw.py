@@ -1,4 +1,4 @@
-"""Objects drawn on images: outlines of boxes, tinted masks, names and scores."""
+"""Draw objects on images: boxes, tinted masks, class names and scores."""
 
 import colorsys
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from tailprop.tasks.common.pages import load_font
 
 __all__ = ["Drawn", "draw_objects", "objects_of", "truth_of"]
 
-ENLARGED_PX = 4096  # longer side of an image that was enlarged
-JPEG_PX = 65500  # longest side of a JPEG
-TINT = 0.45  # how much of a mask's colour covers the image
+ENLARGED_PX = 4096  # maximum longer side of an enlarged image
+JPEG_PX = 65500  # maximum side of a JPEG
+TINT = 0.45  # opacity of a mask's colour
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Drawn:
 
     box: Sequence[float]  # x, y, width, height
     text: str
-    colour: int  # objects of one class share a number
+    colour: int  # colour index, the same for all objects of a class
     mask: npt.NDArray[np.uint8] | None = None  # (H, W)
 
 
 def objects_of(entries: Sequence[dict[str, Any]], names: dict[int, str], least_score: float = 0.5) -> list[Drawn]:
-    """The entries of a results file, strongest last so that they lie on top."""
+    """The objects of a results file, sorted so that those with the highest score are drawn on top."""
     from pycocotools import mask as coco_mask
 
     drawn = []
@@ -43,47 +43,47 @@ def objects_of(entries: Sequence[dict[str, Any]], names: dict[int, str], least_s
 
 
 def truth_of(image: CocoImage, names: dict[int, str]) -> list[Drawn]:
-    """The objects of an annotated image, the largest below."""
+    """The annotated objects of an image, sorted so that small ones are drawn on top."""
     objects = sorted(image.objects, key=lambda a: -a["bbox"][2] * a["bbox"][3])
     masks = decode_masks(objects, image.width, image.height)
     return [Drawn(a["bbox"], names[a["category_id"]], a["category_id"], m) for a, m in zip(objects, masks, strict=True)]
 
 
 def draw_objects(image: Image.Image, objects: Sequence[Drawn], least_px: int = 384) -> Image.Image:
-    """A copy of an RGB image with the objects on it; a small one is enlarged, or names would hide what they name."""
-    times = _times(image.size, least_px)
+    """A copy of an image with the objects drawn on it. A small image is enlarged, or the text would hide its objects."""
+    scale = _scale(image.size, least_px)
     pixels = np.array(image.convert("RGB")).astype(np.float32)
     for item in objects:
         if item.mask is not None:
             inside, colour = item.mask.astype(bool), np.array(_rgb(item.colour), dtype=np.float32)
             pixels[inside] = (1 - TINT) * pixels[inside] + TINT * colour
-            pixels[_edge(inside)] = colour  # neighbours of one class have one colour
+            pixels[_edge(inside)] = colour  # separates neighbouring objects of one class, whose colours are equal
     tinted = Image.fromarray(pixels.round().astype(np.uint8))
-    drawn = tinted.resize((max(1, round(times * tinted.width)), max(1, round(times * tinted.height))), Image.Resampling.NEAREST)
+    drawn = tinted.resize((max(1, round(scale * tinted.width)), max(1, round(scale * tinted.height))), Image.Resampling.NEAREST)
     pen, line = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 250))
     font = load_font(max(9, round(min(drawn.size) / 40)))
     for item in objects:
-        x, y, w, h = (times * value for value in item.box)
+        x, y, w, h = (scale * value for value in item.box)
         pen.rectangle((x, y, x + w, y + h), outline=_rgb(item.colour), width=line)
-        _write(pen, item, (x, y), drawn.size, font)
+        _write_text(pen, item, (x, y), drawn.size, font)
     return drawn
 
 
 def _edge(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The pixels of a mask with one beside them that is not of it; outside the image everything is."""
+    """The pixels of a mask that have a neighbour outside the mask; the border of the image is not an edge."""
     wide = np.pad(mask, 1, mode="edge")
     return mask & ~(wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:])
 
 
-def _times(size: tuple[int, int], least_px: int) -> float:
-    """How much larger an image is drawn: a whole number, bounded by the long side, or less than 1 where JPEG ends."""
+def _scale(size: tuple[int, int], least_px: int) -> float:
+    """Scale factor of the drawing: an integer, limited by the longer side, or below 1 if the image is too large for JPEG."""
     if max(size) > JPEG_PX:
         return JPEG_PX / max(size)
     return max(1, min(round(least_px / min(size)), ENLARGED_PX // max(size)))
 
 
-def _write(pen: ImageDraw.ImageDraw, item: Drawn, corner: tuple[float, float], size: tuple[int, int], font: Any) -> None:
-    """The name above the box, or inside it where the image ends."""
+def _write_text(pen: ImageDraw.ImageDraw, item: Drawn, corner: tuple[float, float], size: tuple[int, int], font: Any) -> None:
+    """Write the text above the box, or inside it if there is no space above."""
     right, bottom = pen.textbbox((0, 0), item.text, font=font)[2:]
     x = min(max(0, corner[0]), max(0, size[0] - right - 2))
     y = corner[1] - bottom - 2
@@ -93,6 +93,6 @@ def _write(pen: ImageDraw.ImageDraw, item: Drawn, corner: tuple[float, float], s
 
 
 def _rgb(number: int) -> tuple[int, int, int]:
-    """A bright colour for each number; neighbours differ by the golden angle."""
+    """A bright colour for each index; the hues of consecutive indices are a golden angle apart."""
     r, g, b = colorsys.hsv_to_rgb((number * 0.618034) % 1, 0.75, 1.0)
     return round(255 * r), round(255 * g), round(255 * b)

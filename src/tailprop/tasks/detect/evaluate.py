@@ -1,4 +1,4 @@
-"""`tailprop eval` for a detector: box and mask AP on its own data or on any in COCO's format."""
+"""`tailprop eval` for a detector: box and mask AP on the data of its run or on any dataset in COCO's format."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.detect.data import DetectDataConfig, open_coco
 from tailprop.tasks.detect.load import LoadedDetector, load_detector
 from tailprop.tasks.detect.metrics import KINDS, NAMES, RECALLS
-from tailprop.tasks.detect.task import detect_all, eval_loader, learned_from, papers_ap, score_over_processes
+from tailprop.tasks.detect.task import detect_all, eval_loader, papers_ap, score_over_processes, training_images
 from tailprop.utils.files import write_json
 from tailprop.utils.text import counted
 from tailprop.utils.validation import check_output_file
@@ -26,53 +26,53 @@ __all__ = ["DetectEval", "run"]
 
 @dataclass(frozen=True)
 class DetectDataChoice:
-    """Other data than the checkpoint was trained on; what is not given stays as in its run."""
+    """A dataset to evaluate on instead of the run's; settings that are not given stay as in the run."""
 
     root: Path | None = None
-    """Folder that everything below is in."""
+    """Root folder of the dataset."""
     val_images: str | None = None
     """Folder of the images."""
     val_json: str | None = None
-    """Their annotations."""
+    """Annotations of these images."""
     on_broken: Literal["skip", "stop"] | None = None
-    """An image or an annotation that is corrupt: skip and count it, or stop."""
+    """For a corrupt image or annotation: skip and count it, or stop."""
     workers: int | None = None
     """Loader processes."""
 
 
 @dataclass(frozen=True)
 class DetectEval(EvalOptions):
-    """Measure a detector."""
+    """Evaluate a detector."""
 
     split: Literal["validation", "train"] = "validation"
-    """Which images."""
+    """Split to evaluate."""
     data: DetectDataChoice = field(default_factory=DetectDataChoice)
     short_px: int | None = None
     """Shorter side of the images; none = as in the run."""
     long_px: int | None = None
-    """Longer side at most; none = in the run's proportion to short_px."""
+    """Maximum longer side; none = in the run's proportion to short_px."""
     results: Path | None = None
-    """File for what is found, in COCO's results format."""
+    """File for the detections, in COCO's results format."""
 
     def check(self) -> None:
         super().check()
         check_output_file("--results", self.results)
         if self.split == "train" and (self.data.val_images or self.data.val_json):
-            raise ValueError("--data.val-images and --data.val-json are of the validation split; leave out --split train")
+            raise ValueError("--data.val-images and --data.val-json belong to the validation split; leave out --split train")
 
 
 def run(options: DetectEval) -> None:
     options.check()
     with process_group(options.device, options.threads) as world:
         detector = load_detector(options.checkpoint, options.short_px, options.long_px)
-        data = override(detector.settings.data, options.data, source="coco")  # it makes no scenes
+        data = override(detector.settings.data, options.data, source="coco")  # evaluation does not generate scenes
         part = open_coco(data, options.split)
         if options.split == "train":
-            part.images = learned_from(part, data)
+            part.images = training_images(part, data)
         names = [part.categories[i] for i in part.category_ids]
-        place = align_classes(names, detector.names, part.name)
-        own = {index: part.category_ids[i] for i, index in enumerate(place) if index is not None}
-        ids = [own.get(index) for index in range(len(detector.names))]  # the data's id for each of the detector's labels
+        indices = align_classes(names, detector.names, part.name)
+        own = {index: part.category_ids[i] for i, index in enumerate(indices) if index is not None}
+        ids = [own.get(index) for index in range(len(detector.names))]  # category id in the data for each label of the detector
         broken_files = BrokenFiles(data.on_broken, world.is_main)
         broken_files.record(part.broken, shared=True)
         model, loader = detector.model.to(world.device), eval_loader(part.images, part.category_ids, data.workers, world)
@@ -88,9 +88,9 @@ def run(options: DetectEval) -> None:
 
 
 def count_training_images(data: DetectDataConfig, measured: list[Path]) -> int | None:
-    """How many measured images are among those of the run's training split, if that can still be read."""
+    """How many of the evaluated images are training images of the run; None if its training split cannot be read."""
     try:
-        if data.root is None:  # weights without their run
+        if data.root is None:  # exported weights without a run folder
             return None
         known = [image.path for image in open_coco(replace(data, source="coco"), "train").images]
         return count_shared(Contents.of_files(known), Contents.of_files(measured))
@@ -107,9 +107,9 @@ def _print(
         table.add_row(name.upper().replace("_", " "), *(_number(scores[f"{kind}_{name}"]) for kind in KINDS))
     console.print(table)
     settings = detector.settings
-    beside, data = papers_ap(settings, len(detector.names)), settings.data
+    paper, data = papers_ap(settings, len(detector.names)), settings.data
     sides = f"sides {data.short_px} to {data.long_px} px"
-    console.print(f"{settings.model.name}, {counted(count, 'image')} of {file}, {sides}{beside}", markup=False)
+    console.print(f"{settings.model.name}, {counted(count, 'image')} of {file}, {sides}{paper}", markup=False)
     if learned:
         console.print(f"{learned} of the {counted(count, 'image')} are training images of this run (same bytes)")
     if options.out is not None:

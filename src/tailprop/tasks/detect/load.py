@@ -1,4 +1,4 @@
-"""A trained detector, its categories, and how its images are resized."""
+"""Load a trained detector with its categories and image sizes."""
 
 import json
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class Detections:
 
     boxes: Tensor  # (N, 4): x1, y1, x2, y2 in pixels
     scores: Tensor  # (N,)
-    labels: Tensor  # (N,): places in the detector's names
-    names: tuple[str, ...]  # of each object
+    labels: Tensor  # (N,): indices into the detector's names
+    names: tuple[str, ...]  # class name of each object
     masks: Tensor  # (N, H, W), bool
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class Detections:
 class LoadedDetector(Predictor[DetectConfig, Detections]):
     """A detector; `names` are its categories."""
 
-    category_ids: tuple[int, ...] = ()  # of the data it was trained on: label k stands for entry k - 1
+    category_ids: tuple[int, ...] = ()  # in the training data; label k of the model is entry k - 1
 
     @property
     def detector(self) -> Detector:
@@ -56,26 +56,26 @@ class LoadedDetector(Predictor[DetectConfig, Detections]):
         return [self._detections(self.find(to_pil(image, "RGB"), precision, score), score) for image in images]
 
     def predict(self, images: Any, precision: str = "fp32", score: float = 0.5) -> Any:
-        """The objects in an image, or in each of a list, with at least this score."""
+        """The objects with at least this score in an image, or in each image of a list."""
         given, is_list = as_list(images)
         found = self.predict_all(given, precision, score)
         return found if is_list else found[0]
 
     @torch.inference_mode()
     def find(self, image: Image.Image, precision: str = "fp32", score: float | None = None) -> dict[str, Tensor]:
-        """What torchvision's detector finds in an RGB image: boxes, labels, scores, masks.
+        """The output of torchvision's detector for an RGB image: boxes, labels, scores, masks.
 
-        What scores less than `score` is dropped before masks are made of it, which take memory as large as the image.
+        Objects below `score` are dropped before their masks are computed, because every mask has the size of the image.
         """
         heads = self.detector.roi_heads
-        usual = heads.score_thresh
+        threshold = heads.score_thresh
         try:
             if score is not None:
-                heads.score_thresh = score - 1e-6  # it wants more than this, we as much
+                heads.score_thresh = score - 1e-6  # torchvision drops scores equal to its threshold
             with autocast(self.device, precision):
                 (found,) = self.model([to_device(to_tensor(image), self.device).float() / 255])
         finally:
-            heads.score_thresh = usual
+            heads.score_thresh = threshold
         return found
 
     def _detections(self, found: dict[str, Tensor], score: float) -> Detections:
@@ -87,7 +87,7 @@ class LoadedDetector(Predictor[DetectConfig, Detections]):
 
 
 def load_detector(where: str | Path, short_px: int | None = None, long_px: int | None = None) -> LoadedDetector:
-    """Load a detector from its run folder, or from exported weights; other sides than the run's may be given."""
+    """Load a detector from a run folder or exported weights; `short_px` and `long_px` override the run's sizes."""
     weights = find_weights(where)
     config = read_settings(where, DetectConfig)
     short = config.data.short_px if short_px is None else short_px
@@ -97,7 +97,9 @@ def load_detector(where: str | Path, short_px: int | None = None, long_px: int |
     config = replace(config, model=replace(config.model, init=None), data=replace(config.data, short_px=short, long_px=long))
     metadata = read_metadata(weights)
     if "category_ids" not in metadata:
-        raise ValueError(f"{weights} has no model.safetensors beside it that names its categories; the run was not finished")
+        raise ValueError(
+            f"{weights} has no model.safetensors with the category names next to it: the run was not finished; resume it first"
+        )
     ids, names = tuple(json.loads(metadata["category_ids"])), tuple(metadata["classes"].split("\n"))
     model, _ = create_detector(config.model, len(names), short, long, config.detector)
     return LoadedDetector(load_weights(model, weights, config.model.name), config, names, ids)

@@ -1,4 +1,4 @@
-"""Box and mask AP as COCO defines them: results in its format, and its twelve numbers for each."""
+"""Box and mask AP as COCO defines them: results in its format, and its twelve metrics for each."""
 
 import contextlib
 import copy
@@ -14,7 +14,7 @@ from tailprop.data.formats.coco import encode_mask
 
 __all__ = ["METRICS", "score_results", "to_results"]
 
-# COCO's numbers in its order: over overlaps 0.50 to 0.95, at 0.50 and 0.75, by size, and recall with 1, 10 and 100 objects
+# COCO's metrics in its order: AP over IoU 0.50 to 0.95, at 0.50 and 0.75, by object size; then AR with 1, 10 and 100 objects
 NAMES: Final = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 RECALLS: Final = ("ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large")
 KINDS: Final = {"box": "bbox", "mask": "segm"}
@@ -22,7 +22,7 @@ METRICS: Final = tuple(f"{kind}_{name}" for kind in KINDS for name in (*NAMES, *
 
 
 def to_results(image_id: int, found: dict[str, Tensor], category_ids: Sequence[int | None]) -> list[dict[str, Any]]:
-    """What a detector found in an image, as entries of a results file; labels without a category are left out."""
+    """The detections in an image as entries of a results file; labels without a category are skipped."""
     boxes = found["boxes"].float().cpu()
     boxes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1).double()  # x, y, width, height
     masks = (found["masks"][:, 0] >= 0.5).cpu().numpy() if "masks" in found else [None] * len(boxes)
@@ -38,7 +38,7 @@ def to_results(image_id: int, found: dict[str, Tensor], category_ids: Sequence[i
 def score_results(
     truth: dict[str, Any], results: Sequence[dict[str, Any]], kinds: Iterable[str] = tuple(KINDS)
 ) -> dict[str, float]:
-    """The twelve numbers of each kind, in per cent; -100 stays for a size of which there are no objects, as COCO has it.
+    """The twelve metrics of each kind, in per cent; -100 (COCO's -1) for a size of which there are no objects.
 
     Args:
         truth: Content of an annotation file.
@@ -49,7 +49,7 @@ def score_results(
 
     scores: dict[str, float] = {}
     with contextlib.redirect_stdout(io.StringIO()):
-        known = COCO(copy.deepcopy(truth))  # it writes into what it is given
+        known = COCO(copy.deepcopy(truth))  # COCO modifies its argument
         for kind in kinds:
             evaluation = COCOeval_faster(known, known.loadRes(_of_kind(results, kind)), KINDS[kind])
             evaluation.run()
@@ -59,6 +59,6 @@ def score_results(
 
 
 def _of_kind(results: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """A copy the evaluator may write into. Masks go without boxes, or it would sort them by the size of their boxes."""
+    """A copy that the evaluator may modify. For masks the boxes are removed, or sizes would be measured by box area."""
     dropped = "bbox" if kind == "mask" else None
     return copy.deepcopy([{name: value for name, value in entry.items() if name != dropped} for entry in results])

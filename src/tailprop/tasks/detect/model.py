@@ -1,4 +1,4 @@
-"""Mask R-CNN with a feature pyramid over any backbone timm knows: torchvision's detector, our stages.
+"""Mask R-CNN with a feature pyramid on any timm backbone, built on torchvision's detector.
 
 Shapes: B batch, H height, W width of the padded images, C channels. Each stage's output is normalised before the pyramid, as
 in the detectors of Swin, ConvNeXt and vHeat.
@@ -36,41 +36,41 @@ __all__ = ["Detector", "DetectorConfig", "Pyramid", "create_detector", "detector
 
 LEVELS: Final = ("0", "1", "2", "3")  # 1/4, 1/8, 1/16, 1/32; torchvision adds a pooled 1/64 for proposals
 ASPECTS: Final = (0.5, 1.0, 2.0)  # of the anchors
-PASTED: Final = 8  # masks brought to the size of the image at once
-COUNTED_BOXES, COUNTED_MASKS = 1000, 100  # regions whose heads count as multiply-adds, as in mmdetection's get_flops
+PASTED: Final = 8  # masks resized to the image size at once
+COUNTED_BOXES, COUNTED_MASKS = 1000, 100  # regions for which the heads are counted, as in mmdetection's get_flops
 
 
 @dataclass(frozen=True)
 class DetectorConfig:
-    """The parts of Mask R-CNN behind the backbone; as given they are those of the literature."""
+    """Mask R-CNN after the backbone; the defaults are those of the literature."""
 
     channels: int = 256
-    """Width of the pyramid and of its heads' convolutions."""
+    """Channels of the pyramid and of the heads' convolutions."""
     box_width: int = 1024
-    """Width of the two linear layers that look at a region."""
+    """Width of the two linear layers of the box head."""
     mask_layers: int = 4
-    """Convolutions before a mask is predicted."""
+    """Convolutions of the mask head."""
     anchor_px: tuple[int, ...] = (32, 64, 128, 256, 512)
-    """Side of the anchors at each level, finest first."""
+    """Side of the anchors at each pyramid level, finest first."""
     candidates: int = 2000
-    """Anchors of each level that compete to be proposals in training, half as many otherwise."""
+    """Top-scoring anchors of each level that enter NMS in training; half as many in evaluation."""
     proposals: int = 1000
-    """Proposals for an image."""
+    """Proposals per image after NMS."""
     rpn_samples: int = 256
-    """Anchors of an image that the proposal loss looks at."""
+    """Anchors per image sampled for the proposal loss."""
     box_samples: int = 512
-    """Proposals of an image that the losses of boxes, classes and masks look at."""
+    """Proposals per image sampled for the box, class and mask losses."""
     detections: int = 100
-    """Most objects found in an image."""
+    """Maximum number of objects per image."""
     score: float = 0.05
-    """Least score of an object."""
+    """Minimum score of an object."""
     nms: float = 0.5
-    """Overlap from which the weaker of two boxes of a class is dropped."""
+    """IoU threshold of NMS: the lower-scoring of two overlapping boxes of a class is dropped."""
 
     def check(self) -> None:
         for name in ("channels", "box_width", "mask_layers", "candidates", "proposals", "rpn_samples", "detections"):
             check_at_least(f"detector.{name}", getattr(self, name), 1)
-        check_at_least("detector.box_samples", self.box_samples, 4)  # a quarter of them shows objects
+        check_at_least("detector.box_samples", self.box_samples, 4)  # a quarter of them are positives
         if len(self.anchor_px) != len(LEVELS) + 1 or min(self.anchor_px) < 1:
             raise ValueError(f"detector.anchor_px needs {len(LEVELS) + 1} sides, one for each level, got {self.anchor_px}")
         check_between("detector.score", self.score, 0, 1)
@@ -94,12 +94,12 @@ class Pyramid(nn.Module):
         return OrderedDict((level, f.float()) for level, f in maps.items())
 
 
-# torchvision computes coordinates in the type of the maps and of what its heads predict. In BF16 a corner at 1000 px could only
-# lie at multiples of 4, so under autocast the heads compute in BF16 and hand over in FP32.
+# torchvision computes coordinates in the dtype of the maps and of the heads' outputs. In BF16 a corner near 1000 px would be
+# rounded to a multiple of 4, so under autocast the heads compute in BF16 and return FP32.
 
 
 def _check_scores(scores: Tensor, training: bool) -> None:
-    """In evaluation torchvision drops what is not above a threshold, NaN with it: corrupt weights would find nothing."""
+    """Raise for NaN in evaluation: torchvision would drop it as below the threshold, and corrupt weights would find nothing."""
     if not training:
         check_finite(scores)
 
@@ -125,9 +125,9 @@ class MaskPredictor(MaskRCNNPredictor):  # type: ignore[misc]
 
 
 class Sizes(GeneralizedRCNNTransform):  # type: ignore[misc]
-    """From the sizes of images to the detector's and back; in training images come resized.
+    """Resize images for the detector, and its boxes and masks back; training images are already resized.
 
-    torchvision's own brings a side of a long thin image to 0, and holds all masks of an image at its size in FP32.
+    torchvision's transform can resize a side of a long thin image to 0, and keeps all masks of an image at full size in FP32.
     """
 
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
@@ -144,21 +144,21 @@ class Sizes(GeneralizedRCNNTransform):  # type: ignore[misc]
             return result
         for found, size, own_size in zip(result, sizes, own_sizes, strict=True):
             found["boxes"] = resize_boxes(found["boxes"], size, own_size)
-            few = zip(found["masks"].split(PASTED), found["boxes"].split(PASTED), strict=True)
-            found["masks"] = torch.cat([paste_masks_in_image(m, b, own_size) >= 0.5 for m, b in few])  # (N, 1, H, W)
+            chunks = zip(found["masks"].split(PASTED), found["boxes"].split(PASTED), strict=True)
+            found["masks"] = torch.cat([paste_masks_in_image(m, b, own_size) >= 0.5 for m, b in chunks])  # (N, 1, H, W)
         return result
 
 
 class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
-    """torchvision's Mask R-CNN. In training it takes images as they come, in evaluation it resizes them itself.
+    """torchvision's Mask R-CNN. It resizes images in evaluation; in training they must be resized already.
 
-    Masks are answers, not probabilities: true where a pixel belongs to the object.
+    Masks are boolean, not probabilities: true where a pixel belongs to the object.
 
     Args:
         body: A backbone made with timm's `features_only`, four stages.
-        num_classes: Classes of objects, the background not among them.
+        num_classes: Number of object classes, without the background.
         short_px: Shorter side of the images in evaluation.
-        long_px: Their longer side at most.
+        long_px: Maximum longer side of the images in evaluation.
     """
 
     def __init__(self, body: nn.Module, num_classes: int, short_px: int, long_px: int, config: DetectorConfig) -> None:
@@ -204,15 +204,15 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
 def create_detector(
     model: ModelConfig, num_classes: int, short_px: int, long_px: int, config: DetectorConfig
 ) -> tuple[Detector, WarmStartReport | None]:
-    """The detector, its backbone from scratch or from a classifier's checkpoint."""
+    """A detector whose backbone has random weights or those of a classifier's checkpoint."""
     detector = Detector(create_stages(model, "a detector"), num_classes, short_px, long_px, config)
     return detector, start_from(detector, detector.body, model.init, head="roi_heads.")
 
 
 def detector_macs(detector: Detector, height: int = 800, width: int = 1280) -> int:
-    """Multiply-adds for one image of this size, with 1000 proposals and 100 masks; nothing is computed.
+    """Multiply-adds for one image of this size, with 1000 proposals and 100 masks, counted on the meta device.
 
-    Counted are matrix products and convolutions of backbone, pyramid, proposals and heads, as mmdetection's get_flops does.
+    Matrix products and convolutions of backbone, pyramid, proposals and heads are counted, as in mmdetection's get_flops.
     """
     shape = copy.deepcopy(detector).to("meta").eval()
     c, heads = shape.backbone.out_channels, shape.roi_heads

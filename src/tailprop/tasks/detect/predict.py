@@ -1,4 +1,4 @@
-"""`tailprop predict` for a detector: what it finds, drawn on the images and as COCO json."""
+"""`tailprop predict` for a detector: detections drawn on the images and as COCO JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ __all__ = ["DetectPredict", "run"]
 
 @dataclass(frozen=True)
 class DetectPredict(PredictOptions):
-    """Find objects in images."""
+    """Detect objects in images."""
 
     out: Path = Path("detections")
     """Folder for the drawn images and detections.json (images, annotations with scores, categories, as in COCO)."""
     score: float = 0.5
-    """Least score of an object that is drawn and written."""
+    """Minimum score of an object that is drawn and written."""
     short_px: int | None = None
     """Shorter side the images are resized to; none = as in the run."""
 
@@ -44,7 +44,7 @@ class DetectPredict(PredictOptions):
 def run(options: DetectPredict) -> None:
     options.check()
     with process_group(options.device, options.threads) as world:
-        if world.is_main:  # under torchrun one process answers, once
+        if world.is_main:  # under torchrun only rank 0 predicts
             paths = list_images(options.images)
             detector = load_detector(options.checkpoint, options.short_px)
             detector.model.to(world.device)

@@ -1,4 +1,4 @@
-"""Detection and instance segmentation: settings, model, batches, losses and COCO's numbers."""
+"""Detection and instance segmentation: settings, model, batches, losses and COCO metrics."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +38,7 @@ from tailprop.tasks.detect.metrics import score_results, to_results
 from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.utils.files import write_json
 
-IMAGES_DRAWN = 12  # of the validation set, when a run ends
+IMAGES_DRAWN = 12  # validation images in predictions.jpg
 __all__ = ["DetectConfig", "Detection", "detect_all"]
 
 
@@ -47,9 +47,9 @@ class DetectConfig(TaskConfig):
     """Train Mask R-CNN."""
 
     task: Literal["detect"] = "detect"
-    """What is trained."""
+    """Task to train."""
     paper_ap: Annotated[dict[str, list[float]], tyro.conf.Suppress] = setting(factory=dict)
-    """The paper's box and mask AP for a model of this recipe, to stand beside ours."""
+    """The paper's box and mask AP for models of this recipe, printed next to ours."""
     detector: DetectorConfig = setting(factory=DetectorConfig)
     data: DetectDataConfig = setting(factory=DetectDataConfig)
     augment: DetectAugmentConfig = setting(factory=DetectAugmentConfig)
@@ -62,45 +62,45 @@ class DetectConfig(TaskConfig):
 
 
 class Detection(BaseTask[DetectConfig]):
-    """The task, for one process."""
+    """The detection task of one process."""
 
     def __init__(self, config: DetectConfig, world: World) -> None:
         super().__init__(config, world, config.data.on_broken)
         data = config.data
         train = open_coco(data, "train", world)
         self.broken.record(train.broken, shared=True)
-        learned = CocoSet(train.name, self._to_learn_from(train), train.categories)
-        self.sets = {"train": learned, "validation": learned if data.validate_on_train else self._to_validate_on(train)}
+        used = CocoSet(train.name, self._training_images(train), train.categories)
+        self.sets = {"train": used, "validation": used if data.validate_on_train else self._validation_set(train)}
         self.classes, self.category_ids = train.classes, train.category_ids
-        self.sampler = self._create_sampler(learned.images)
-        dataset = DetectionDataset(learned.images, self.category_ids, Augment(config.augment, data.long_px))
+        self.sampler = self._create_sampler(used.images)
+        dataset = DetectionDataset(used.images, self.category_ids, Augment(config.augment, data.long_px))
         self.train_loader = create_loader(dataset, self.sampler, collate, data.workers, world.device)
         self.eval_loader = eval_loader(self.sets["validation"].images, self.category_ids, data.workers, world)
         self.results: list[dict[str, Any]] | None = None  # of the last evaluation
 
     def _create_sampler(self, images: Sequence[CocoImage]) -> AspectRatioSampler:
         optim = self.config.optim
-        how = dict(accumulate=optim.grad_accum_steps, epochs=optim.epochs, epoch_steps=optim.epoch_steps)
+        schedule = dict(accumulate=optim.grad_accum_steps, epochs=optim.epochs, epoch_steps=optim.epoch_steps)
         is_wide = [image.width >= image.height for image in images]
-        return AspectRatioSampler(is_wide, optim.batch_size, self.config.run.seed, self.world, **how)
+        return AspectRatioSampler(is_wide, optim.batch_size, self.config.run.seed, self.world, **schedule)
 
-    def _to_learn_from(self, train: CocoSet) -> list[CocoImage]:
+    def _training_images(self, train: CocoSet) -> list[CocoImage]:
         empty = 0 if self.config.data.keep_empty else sum(not image.targets for image in train.images)
         if empty and self.world.is_main:
-            print(f"{empty} of {len(train.images)} training images show no object and are left out (--data.keep-empty)")
-        return learned_from(train, self.config.data)
+            print(f"skipped {empty} of {len(train.images)} training images without objects (--data.keep-empty keeps them)")
+        return training_images(train, self.config.data)
 
-    def _to_validate_on(self, train: CocoSet) -> CocoSet:
+    def _validation_set(self, train: CocoSet) -> CocoSet:
         validation = open_coco(self.config.data, "validation", self.world)
         check_categories(train, validation)
         self.broken.record(validation.broken, shared=True)
-        return CocoSet(validation.name, validation.images, train.categories)  # it may have fewer
+        return CocoSet(validation.name, validation.images, train.categories)  # validation may have fewer categories
 
     def build_model(self, resumed: bool = False) -> nn.Module:
         data, config = self.config.data, self.model_config(resumed)
-        model, taken = create_detector(config, len(self.classes), data.short_px, data.long_px, self.config.detector)
-        if taken is not None and self.world.is_main:
-            print(taken)
+        model, report = create_detector(config, len(self.classes), data.short_px, data.long_px, self.config.detector)
+        if report is not None and self.world.is_main:
+            print(report)
         return model
 
     def loss(self, model: nn.Module, batch: DetectBatch) -> Tensor:
@@ -120,7 +120,7 @@ class Detection(BaseTask[DetectConfig]):
         return scores
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        """What the manifest says of this task."""
+        """The entries of this task in the manifest."""
         assert isinstance(model, Detector)
         data = self.config.data
         return {
@@ -135,7 +135,7 @@ class Detection(BaseTask[DetectConfig]):
         return data_summary(self.classes, {name: len(part.images) for name, part in self.sets.items()})
 
     def metadata(self) -> dict[str, str]:
-        """What the exported weights say of themselves."""
+        """The metadata of the exported weights."""
         return {
             "task": "detect",
             "architecture": self.config.model.name,
@@ -147,18 +147,18 @@ class Detection(BaseTask[DetectConfig]):
         measured_on = "training images" if self.config.data.validate_on_train else "validation"
         metrics = {"box_ap": "box AP, %", "mask_ap": "mask AP, %"}
         draw_learning(history, folder / "learning.png", metrics, measured_on)
-        validation, unread = self.sets["validation"], set(self.broken)
-        shown = [image for image in validation.images if str(image.path) not in unread][:IMAGES_DRAWN]
+        validation, broken = self.sets["validation"], set(self.broken)
+        drawn = [image for image in validation.images if str(image.path) not in broken][:IMAGES_DRAWN]
         results = self._last_results(folder / "coco_results.json")
         images = []
-        for image in shown:  # the truth, and beside it what was found
+        for image in drawn:  # ground truth and detections side by side
             found = [entry for entry in results if entry["image_id"] == image.id]
             for objects in (truth_of(image, validation.categories), objects_of(found, validation.categories)):
                 images.append(draw_objects(read_annotated(image), objects))
         draw_page(images, folder / "predictions.jpg")
 
     def _last_results(self, path: Path) -> list[dict[str, Any]]:
-        """Of this process, or from the run folder: a finished run that is resumed evaluates nothing."""
+        """The results of the last evaluation, read from the run folder when a finished run is resumed without evaluating."""
         if self.results is None:
             self.results = json.loads(path.read_text()) if path.is_file() else []
         return self.results
@@ -167,32 +167,32 @@ class Detection(BaseTask[DetectConfig]):
         return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{papers_ap(self.config, len(self.classes))}"
 
 
-def learned_from(train: CocoSet, data: DetectDataConfig) -> list[CocoImage]:
-    """The training images that are used."""
+def training_images(train: CocoSet, data: DetectDataConfig) -> list[CocoImage]:
+    """The images of the training split that are used: those with objects, up to `data.limit`."""
     images = train.images if data.keep_empty else [image for image in train.images if image.targets]
     if not images:
-        raise ValueError(f"no image of {train.name} shows an object that can be learned")
+        raise ValueError(f"no image of {train.name} has an object to train on; check its annotations")
     return images[: data.limit]
 
 
 def papers_ap(config: DetectConfig, num_classes: int) -> str:
-    """The paper's numbers in words, where they are for this model and for COCO's 80 classes."""
+    """The paper's AP for this model as text; empty if it has none or the data does not have COCO's 80 classes."""
     numbers = config.paper_ap.get(config.model.name) if num_classes == 80 else None
     return "" if numbers is None else f" (the paper, on COCO 2017: {numbers[0]:.1f}, {numbers[1]:.1f})"
 
 
 def check_categories(train: CocoSet, validation: CocoSet) -> None:
-    """Both files have to mean the same by a category's number; validation may lack some."""
+    """Check that category ids have the same meaning in both files; validation may lack some."""
     different = sorted(set(validation.categories.items()) - set(train.categories.items()))
     if different:
         raise ValueError(
-            f"{validation.name} has categories that {train.name} has not, for example {different[0][1]!r} with id "
-            f"{different[0][0]}; write both with one list"
+            f"{validation.name} has categories that {train.name} does not have, for example {different[0][1]!r} with id "
+            f"{different[0][0]}; use the same categories in both"
         )
 
 
 def eval_loader(images: Sequence[CocoImage], category_ids: Sequence[int], workers: int, world: World) -> DataLoader[Any]:
-    """Images one at a time: in a batch, padding would make an image's result depend on its neighbours."""
+    """A loader with batches of one image: padding would make a result depend on the other images of the batch."""
     return create_loader(
         DetectionDataset(images, category_ids), EvalSampler(len(images), 1, world), collate, workers, world.device
     )
@@ -206,9 +206,9 @@ def detect_all(
     device: torch.device,
     record: Callable[[Sequence[Broken]], object],
 ) -> tuple[list[dict[str, Any]], list[Broken]]:
-    """What is found in all images of all processes, in the order of the images' ids, and what could not be read.
+    """The detections in the images of all processes, sorted by image id, and the images that could not be read.
 
-    `record` is told what could not be read when it is met, and may raise.
+    `record` is called with the broken images of each batch and may raise.
     """
     results: list[dict[str, Any]] = []
     broken: list[Broken] = []
@@ -218,18 +218,18 @@ def detect_all(
         for image, image_id in zip(batch.images, batch.ids, strict=True):
             (found,) = model([to_device(image, device).float() / 255])
             results += to_results(image_id, found, category_ids)
-    everything = [entry for share in all_gather(results) for entry in share]
-    everything.sort(key=lambda entry: entry["image_id"])  # stable: within an image they stay in order of score
-    return everything, [item for share in all_gather(broken) for item in share]
+    gathered = [entry for share in all_gather(results) for entry in share]
+    gathered.sort(key=lambda entry: entry["image_id"])  # stable: within an image the order by score is kept
+    return gathered, [item for share in all_gather(broken) for item in share]
 
 
 def score_over_processes(
     validation: CocoSet, results: Sequence[dict[str, Any]], broken: Sequence[Broken], world: World
 ) -> dict[str, float]:
-    """The numbers, worked out by rank 0 for all; images that could not be read do not count."""
-    unread = {item.name for item in broken}
-    ids = {image.id for image in validation.images if str(image.path) not in unread}
+    """The metrics, computed on rank 0 for all processes; images that could not be read do not count."""
+    names = {item.name for item in broken}
+    ids = {image.id for image in validation.images if str(image.path) not in names}
     if not ids:
-        raise ValueError("no image could be evaluated")
+        raise ValueError(f"no image of {validation.name} could be read; fix the images or the annotations")
     scores = score_results(validation.ground_truth(ids), results) if world.is_main else None
     return all_gather(scores)[0]

@@ -1,7 +1,7 @@
-"""`tailprop bench restore`: what a restored pixel costs in time and memory, from small images to a megapixel.
+"""`tailprop bench restore`: time and memory per restored pixel, from small images to a megapixel.
 
-Each size runs in a process of its own, which is the only way to see its peak memory. Time is that of the CPU, on one thread: on
-a shared machine the clock on the wall measures the neighbours too.
+Each size runs in a process of its own, because peak memory can only be measured for a whole process. Time is CPU time on one
+thread: on a shared machine wall-clock time would include the load of other processes.
 """
 
 import multiprocessing
@@ -24,18 +24,18 @@ __all__ = ["BenchRestore", "Cost", "run"]
 
 @dataclass(frozen=True)
 class BenchRestore:
-    """Time and memory of a restored pixel, by size of the image."""
+    """Time and memory per restored pixel, by image size."""
 
     models: tuple[str, ...] = ("tailprop_ir_light", "swinir_light", "dncnn")
     """Restoration networks."""
     sides_px: tuple[int, ...] = (128, 256, 512, 1024)
     """Sides of the square images."""
     rounds: int = 3
-    """Rounds, of which the best counts; one more warms up."""
+    """Rounds after one warm-up round; the best counts."""
     dim: int | None = None
-    """Channels of the body, in place of the network's own."""
+    """Channels of the body; none = as in the network."""
     layers: int | None = None
-    """Layers, in a single group, in place of the network's own: the cost of a pixel is theirs, whatever their number."""
+    """Number of layers, in a single group; none = as in the network. The cost per pixel is that of the layers."""
     out: Path | None = None
     """CSV to write."""
 
@@ -49,12 +49,12 @@ class BenchRestore:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a pixel costs at one size."""
+    """Cost per pixel at one image size."""
 
     model: str
     side_px: int
     ns_per_px: float  # CPU time, best round
-    bytes_per_px: float  # peak memory over what the process had before
+    bytes_per_px: float  # increase of the peak memory of the process
 
 
 def run(options: BenchRestore) -> None:
@@ -93,7 +93,7 @@ def measure(name: str, side: int, rounds: int, settings: dict[str, Any]) -> Cost
 
 
 def _print(rows: list[Cost], where: dict[str, str]) -> None:
-    table = Table("network", "px", "ns for a pixel", "over the smallest", "bytes for a pixel", "over the smallest")
+    table = Table("network", "px", "ns per pixel", "relative to smallest", "bytes per pixel", "relative to smallest")
     for row in rows:
         first = next(r for r in rows if r.model == row.model)
         more = f"{row.bytes_per_px / first.bytes_per_px:.2f}" if first.bytes_per_px else "-"

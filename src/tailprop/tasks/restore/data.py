@@ -1,4 +1,4 @@
-"""Pairs of degraded and clean images: settings, random crops for training, whole images for tests.
+"""Pairs of degraded and clean images: settings, random crops for training, whole images for evaluation.
 
 Shapes: B batch, C = 1 gray or 3 colour, H, W; float32 with white at 1.
 """
@@ -32,19 +32,19 @@ class RestoreDataConfig(LoaderConfig):
     """Clean images, and how they are degraded."""
 
     train: tuple[Path, ...] = setting((), local=True)
-    """Folders of clean images for training, searched with all folders below."""
+    """Folders of clean training images, searched recursively."""
     test: Path | None = setting(None, local=True)
-    """Folder of clean images the network is tested on."""
+    """Folder of clean test images."""
     degradation: Literal["noise", "jpeg"] = setting("noise", aliases=("damage",))
     """Gaussian noise, or JPEG compression."""
     sigma: float = 15.0
-    """Standard deviation of the noise, white being 255."""
+    """Standard deviation of the noise, where white is 255."""
     quality: int = 40
     """Quality of the JPEG encoder, 1 to 100."""
     crop_px: int = 128
     """Side of the training crops."""
     cache_gb: float = setting(1.0, local=True, aliases=("cache",))
-    """Decoded training images that each loader process keeps, in GB."""
+    """Cache of decoded training images in each loader process, in GB."""
 
     def check(self) -> None:
         super().check()
@@ -55,12 +55,12 @@ class RestoreDataConfig(LoaderConfig):
 
     def list_test_images(self) -> list[Path]:
         if self.test is None:
-            raise ValueError("no images to test on; give their folder with --data.test")
+            raise ValueError("no test images; set their folder with --data.test")
         return list_images([str(self.test)])
 
     def list_train_images(self) -> list[Path]:
         if not self.train:
-            raise ValueError("no images to train on; give their folders with --data.train")
+            raise ValueError("no training images; set their folders with --data.train")
         return list_images([str(folder) for folder in self.train])
 
 
@@ -75,7 +75,7 @@ class Pair:
 
 @dataclass
 class PairBatch:
-    """Crops of one size, and what could not be read."""
+    """Crops of one size, and the images that could not be read."""
 
     degraded: Tensor  # (B, C, H, W)
     clean: Tensor  # (B, C, H, W)
@@ -89,9 +89,9 @@ class PairBatch:
 
 
 class CropDataset(KeyedDataset):
-    """Random crops, flipped and turned, degraded on the fly; everything random comes from the key's seed.
+    """Random crops, flipped, rotated and degraded on the fly; the key's seed determines all random choices.
 
-    A broken image comes as `Broken`, with a crop of another in its place.
+    A corrupt image yields `Broken` together with a crop of another image.
     """
 
     replace_broken = True
@@ -114,7 +114,7 @@ class CropDataset(KeyedDataset):
         pixels = try_pixels(self.paths[index])
         if isinstance(pixels, Broken):
             return pixels
-        # Noise is learned from black to white. JPEG tests are in studio range and photographs are not: half of each.
+        # Noise is trained on the full range. JPEG test images have studio range, photographs do not: train on half of each.
         studio = self.data.degradation == "jpeg" and index % 2 == 1
         pixels = np.ascontiguousarray(fit_channels(pixels, self.channels, studio))
         if pixels.nbytes <= self.room:
@@ -125,17 +125,17 @@ class CropDataset(KeyedDataset):
     def _pair(self, index: int, pixels: Pixels, rng: np.random.Generator) -> Pair:
         side = self.data.crop_px
         if self.data.degradation == "noise":
-            clean = to_unit(_turn(_crop(pixels, side, rng), rng))
+            clean = to_unit(_random_symmetry(_crop(pixels, side, rng), rng))
             degraded = add_noise(clean, self.data.sigma, rng)
-        else:  # the crop is cut from a larger one after compression: its corner may lie anywhere in a block
-            block = to_8_bits(_turn(_crop(pixels, side + JPEG_BLOCK, rng), rng))
+        else:  # a larger crop is compressed and cropped again, so that blocks start at any offset
+            block = to_8_bits(_random_symmetry(_crop(pixels, side + JPEG_BLOCK, rng), rng))
             both = np.concatenate([compress(block, self.data.quality), block], axis=2)
             degraded, clean = np.split(to_unit(_crop(both, side, rng)), 2, axis=2)
         return Pair(self.paths[index].name, _to_tensor(degraded), _to_tensor(clean))
 
 
 class WholeImageDataset(KeyedDataset):
-    """Test images as SwinIR degrades them, by their names below the folder they share."""
+    """Test images, degraded as in SwinIR and named by their path below their common folder."""
 
     def __init__(self, paths: Sequence[Path], data: RestoreDataConfig, channels: int) -> None:
         self.paths, self.data, self.channels = paths, data, channels
@@ -146,12 +146,12 @@ class WholeImageDataset(KeyedDataset):
         return len(self.paths)
 
     def find_broken(self) -> list[Broken]:
-        """What can be seen without decoding: files that are no images, and images too small to be measured."""
+        """Problems that are visible without decoding: files that are not images, and images too small for SSIM."""
         sizes = [(path, image_size(path)) for path in self.paths]
         found = [size if isinstance(size, Broken) else _too_small(path, *size) for path, size in sizes]
         return [item for item in found if item is not None]
 
-    def read_example(self, index: int, key: SampleKey) -> Pair | Broken:  # noqa: ARG002 - nothing about a test is random
+    def read_example(self, index: int, key: SampleKey) -> Pair | Broken:  # noqa: ARG002 - test images have no random choices
         pixels = try_pixels(self.paths[index])
         if isinstance(pixels, Broken):
             return pixels
@@ -170,7 +170,7 @@ def _too_small(path: Path, width: int, height: int) -> Broken | None:
     least = SSIM_LEAST_PX
     if min(width, height) >= least:
         return None
-    return Broken(str(path), f"SSIM needs at least {least}x{least} px, it has {width}x{height}")
+    return Broken(str(path), f"SSIM needs at least {least}x{least} px, the image has {width}x{height}")
 
 
 def collate_pairs(examples: Sequence[list[Pair | Broken]]) -> PairBatch:
@@ -181,7 +181,7 @@ def collate_pairs(examples: Sequence[list[Pair | Broken]]) -> PairBatch:
 
 
 def _crop(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:
-    """A random square; images too small for it are mirrored at their lower and right edge."""
+    """A random square crop; images that are too small are padded by mirroring at the bottom and on the right."""
     h, w = pixels.shape[:2]
     if h < side or w < side:
         pixels = np.pad(pixels, ((0, max(0, side - h)), (0, max(0, side - w)), (0, 0)), mode="symmetric")
@@ -190,8 +190,8 @@ def _crop(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:
     return pixels[top : top + side, left : left + side]
 
 
-def _turn(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """One of the eight symmetries of the square."""
+def _random_symmetry(pixels: Pixels, rng: np.random.Generator) -> Pixels:
+    """Apply one of the eight symmetries of the square, chosen at random."""
     pixels = np.rot90(pixels, int(rng.integers(4)))
     return pixels[:, ::-1] if rng.integers(2) else pixels
 

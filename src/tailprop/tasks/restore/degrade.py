@@ -1,4 +1,4 @@
-"""Degradations of clean images: Gaussian noise, and JPEG by a real encoder.
+"""Degradations of clean images: Gaussian noise, and JPEG compression with Pillow's encoder.
 
 Shapes: (H, W, C), C = 1 gray or 3 colour; clean images are uint8 or uint16, degraded ones float32 with white at 1.
 """
@@ -20,29 +20,29 @@ Unit = npt.NDArray[np.float32]
 
 
 def to_unit(pixels: Pixels) -> Unit:
-    """Values with white at 1."""
+    """Scale to float32 with white at 1."""
     return pixels.astype(np.float32) / np.float32(peak(pixels))
 
 
 def to_8_bits(pixels: Pixels) -> Pixels:
-    """Rounded to 8 bits; 65535 = 257 * 255."""
+    """Round to 8 bits; 65535 = 257 * 255."""
     return pixels if pixels.dtype == np.uint8 else ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
 def add_noise(clean: Unit, sigma: float, rng: np.random.Generator) -> Unit:
-    """Independent normal noise of standard deviation sigma / 255, not clipped: a sensor's offset keeps the tails too."""
+    """Add independent Gaussian noise of standard deviation sigma / 255, not clipped, as in a sensor with a black level."""
     return clean + np.float32(sigma / 255) * rng.standard_normal(clean.shape, dtype=np.float32)
 
 
 def add_test_noise(clean: Unit, sigma: float) -> Unit:
-    """The noise of SwinIR's test: numpy's old generator with seed 0 for every image, drawn in OpenCV's order B, G, R."""
+    """Add the noise of SwinIR's test: numpy's legacy generator with seed 0 for every image, in OpenCV's order B, G, R."""
     shape: Any = clean.shape if clean.shape[2] > 1 else clean.shape[:2]
     noise = np.random.RandomState(0).normal(0, sigma / 255, shape)
     return (clean + noise.reshape(clean.shape)[..., ::-1]).astype(np.float32)
 
 
 def compress(pixels: Pixels, quality: int) -> Pixels:
-    """There and back through Pillow's JPEG encoder, 8 bits."""
+    """Encode as an 8-bit JPEG with Pillow, and decode it again."""
     pixels = to_8_bits(pixels)
     buffer = io.BytesIO()
     Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(buffer, "JPEG", quality=quality)

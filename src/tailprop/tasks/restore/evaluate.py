@@ -1,4 +1,4 @@
-"""`tailprop eval` for restoration: PSNR, SSIM and PSNR-B in SwinIR's protocol, image by image."""
+"""`tailprop eval` for restoration: PSNR, SSIM and PSNR-B of every image, in SwinIR's protocol."""
 
 import math
 from collections.abc import Mapping
@@ -35,33 +35,33 @@ __all__ = ["RestoreEval", "run"]
 
 @dataclass(frozen=True)
 class RestoreDataChoice:
-    """Other images or another degradation than the checkpoint was tested with; what is not given stays as in its run."""
+    """Test images or a degradation other than the run's; settings that are not given stay as in the run."""
 
     test: Path | None = None
-    """Folder of clean images."""
+    """Folder of clean test images."""
     degradation: Literal["noise", "jpeg"] | None = setting(None, aliases=("damage",))
     """Gaussian noise, or JPEG compression."""
     sigma: float | None = None
-    """Standard deviation of the noise, white being 255."""
+    """Standard deviation of the noise, where white is 255."""
     quality: int | None = None
     """Quality of the JPEG encoder."""
     on_broken: Literal["skip", "stop"] | None = None
-    """An image that cannot be read: skip and count it, or stop."""
+    """For a corrupt image: skip and count it, or stop."""
 
 
 @dataclass(frozen=True)
 class RestoreEval(EvalOptions):
-    """Measure a restoration network."""
+    """Evaluate a restoration network."""
 
     data: RestoreDataChoice = field(default_factory=RestoreDataChoice)
     tile_px: int | None = None
-    """Restore in tiles of this side; none = whole images, as in the protocol."""
+    """Side of the tiles to restore in; none = whole images, as in the protocol."""
     overlap_px: int | None = None
-    """Pixels that neighbouring tiles share, at most half of one; none = 32, or a quarter of a smaller tile."""
+    """Overlap of neighbouring tiles, at most half a tile; none = 32, or a quarter of a small tile."""
     images: Path | None = setting(None, aliases=("pictures",))
-    """Folder for images: degraded, restored and clean side by side with PSNR."""
+    """Folder for figures: the degraded, restored and clean image side by side, with PSNR."""
     overwrite: bool = False
-    """Write over images that are in that folder already."""
+    """Overwrite figures in that folder."""
 
     def check(self) -> None:
         super().check()
@@ -89,25 +89,25 @@ def _evaluate(options: RestoreEval, restorer: Restorer, data: RestoreDataConfig,
     broken_files = BrokenFiles(data.on_broken, world.is_main)
     if data.on_broken == "stop":
         broken_files.record(whole.find_broken(), shared=True)
-    drawings = _drawings(options, whole, check=world.is_main)
+    figures = _figure_paths(options, whole, check=world.is_main)
     loader = create_loader(whole, EvalSampler(len(whole), 1, world), take_one, 0, world.device)
     restorer.model.to(world.device)
     with progress_bar("restoring", len(whole) / world.size, Console(), world.is_main) as advance:
 
-        def see(shown: Restored) -> None:
+        def draw(image: Restored) -> None:
             advance(1)
-            if shown.name in drawings:
-                drawings[shown.name].parent.mkdir(parents=True, exist_ok=True)
-                draw_restored([shown], drawings[shown.name])
+            if image.name in figures:
+                figures[image.name].parent.mkdir(parents=True, exist_ok=True)
+                draw_restored([image], figures[image.name])
 
         def restore(degraded: torch.Tensor) -> torch.Tensor:
             return restorer.restore(degraded, options.tile_px, options.shared_px, options.precision)
 
-        return evaluate_restorer(restore, loader, world.device, see, broken_files.record)
+        return evaluate_restorer(restore, loader, world.device, draw, broken_files.record)
 
 
-def _drawings(options: RestoreEval, whole: WholeImageDataset, check: bool) -> dict[str, Path]:
-    """Where each image is drawn, if at all; one process looks what is there, another may be drawing already."""
+def _figure_paths(options: RestoreEval, whole: WholeImageDataset, check: bool) -> dict[str, Path]:
+    """The path of each image's figure. Only one process checks for existing files: others may already be writing theirs."""
     if options.images is None:
         return {}
     stems = unique_paths([options.images / name for name in whole.names])
@@ -131,7 +131,7 @@ def _print(options: RestoreEval, restorer: Restorer, data: RestoreDataConfig, sc
     paper = f"; {restorer.paper}" if restorer.paper else ""
     console.print(f"{restorer.name}, {degradation}, {tiles}{paper}", soft_wrap=True)
     if scores.broken:
-        console.print(f"{counted(len(scores.broken), 'broken image')} left out, the first: {scores.broken[0]}")
+        console.print(f"{counted(len(scores.broken), 'broken image')} skipped, the first: {scores.broken[0]}")
     learned = _count_training_images(restorer.settings.data, data)
     if learned:
         console.print(f"{learned} of the {counted(len(scores.rows), 'image')} are training images of this run (same bytes)")
@@ -142,7 +142,7 @@ def _print(options: RestoreEval, restorer: Restorer, data: RestoreDataConfig, sc
 
 
 def _count_training_images(own: RestoreDataConfig, data: RestoreDataConfig) -> int | None:
-    """How many measured images are among those of the run's training folders, if those can still be read."""
+    """How many of the evaluated images are training images of the run; None if its training folders cannot be read."""
     try:
         known = own.list_train_images() if own.train else []
         return count_shared(Contents.of_files(known), Contents.of_files(data.list_test_images())) if known else None
@@ -151,7 +151,7 @@ def _count_training_images(own: RestoreDataConfig, data: RestoreDataConfig) -> i
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: the PSNR of an image that nothing degraded is null."""
+    """Replace infinity, the PSNR of an image without degradation, by None: JSON has no infinity."""
     return {name: None if value == math.inf else value for name, value in row.items()}
 
 

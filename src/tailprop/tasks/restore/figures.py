@@ -1,4 +1,4 @@
-"""Degraded, restored and clean images side by side."""
+"""Figures of degraded, restored and clean images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +10,15 @@ __all__ = ["draw_restored"]
 
 
 def draw_restored(images: Sequence[Restored], path: Path, most_px: int = 256) -> None:
-    """Degraded, restored and clean side by side, a row for each image; of large ones the middle, PSNR of the whole."""
+    """Draw degraded, restored and clean side by side, one row per image. Large images are cropped, but PSNR is of the whole."""
     figure = new_figure(8.1, 2.95 * len(images))
-    for row, shown in zip(figure.subplots(len(images), 3, squeeze=False), images, strict=True):
+    for row, item in zip(figure.subplots(len(images), 3, squeeze=False), images, strict=True):
         titles = (
-            f"{shown.name}: {shown.degraded_psnr:.2f} dB",
-            f"restored: {psnr(shown.restored, shown.clean):.2f} dB",
+            f"{item.name}: {item.degraded_psnr:.2f} dB",
+            f"restored: {psnr(item.restored, item.clean):.2f} dB",
             "clean",
         )
-        for axes, image, title in zip(row, (shown.degraded, shown.restored, shown.clean), titles, strict=True):
+        for axes, image, title in zip(row, (item.degraded, item.restored, item.clean), titles, strict=True):
             h, w = image.shape[:2]
             top, left = max(0, h - most_px) // 2, max(0, w - most_px) // 2
             middle = image[top : top + most_px, left : left + most_px]

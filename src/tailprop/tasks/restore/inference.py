@@ -1,4 +1,4 @@
-"""Restoring whole images, and measuring how well: PSNR, SSIM and PSNR-B in SwinIR's protocol.
+"""Restore images as a whole or in tiles, and evaluate PSNR, SSIM and PSNR-B in SwinIR's protocol.
 
 Shapes: B batch, C channels, H, W; float32 with white at 1.
 """
@@ -24,7 +24,7 @@ _JPEG_BLOCK = 8  # pixels
 
 @torch.inference_mode()
 def restore_whole(model: nn.Module, degraded: Tensor) -> Tensor:
-    """The restored image, (B, C, H, W) -> the same, in one piece."""
+    """Restore images as a whole, (B, C, H, W) -> the same shape."""
     return model(degraded).float()
 
 
@@ -34,14 +34,14 @@ def check_tiles(tile_px: int | None, overlap_px: int | None) -> None:
     if overlap_px is not None:
         check_at_least("overlap_px", overlap_px, 0)
     if tile_px is not None and overlap_px is not None and overlap_px > tile_px // 2:
-        raise ValueError(f"tiles of {tile_px} px may share at most half of it, got an overlap_px of {overlap_px}")
+        raise ValueError(f"overlap_px may be at most half of tile_px, {tile_px // 2}; got {overlap_px}")
 
 
-def shared_px(tile_px: int | None, overlap_px: int | None, usual: int) -> int:
-    """What neighbouring tiles share: as given, or the usual, or a quarter of tiles too small for that."""
+def shared_px(tile_px: int | None, overlap_px: int | None, default: int) -> int:
+    """The overlap of neighbouring tiles: as given, or the default, limited to a quarter of a tile."""
     if overlap_px is not None:
         return overlap_px
-    return usual if tile_px is None else min(usual, tile_px // 4)
+    return default if tile_px is None else min(default, tile_px // 4)
 
 
 @torch.inference_mode()
@@ -52,15 +52,15 @@ def restore_tiled(
     overlap_px: int,
     tick: Callable[[float], object] = lambda _share: None,
 ) -> Tensor:
-    """The restored image, (B, C, H, W) -> the same, in overlapping tiles: each fades into the next across their overlap.
+    """Restore images in overlapping tiles that are blended across the overlap, (B, C, H, W) -> the same shape.
 
-    What is far from a tile cannot help it, so a network that looks at the whole image loses a little; how much stands in
-    docs/restoration.md. `tick` is told the share that each tile is.
+    A tile does not see distant pixels, so a network with a global receptive field loses some quality; docs/restoration.md
+    reports how much. `tick` is called after each tile with its share of the work.
     """
     check_tiles(tile_px, overlap_px)
     h, w = degraded.shape[-2:]
     grid = math.lcm(_JPEG_BLOCK, int(getattr(model, "grid_px", 1)))
-    down, across = _places(h, tile_px, overlap_px, grid), _places(w, tile_px, overlap_px, grid)
+    down, across = _tiles(h, tile_px, overlap_px, grid), _tiles(w, tile_px, overlap_px, grid)
     total = torch.zeros_like(degraded, dtype=torch.float32)
     weights = torch.zeros(h, w, device=degraded.device)
     for rows, columns in ((rows, columns) for rows in down for columns in across):
@@ -71,11 +71,11 @@ def restore_tiled(
     return total / weights
 
 
-def _places(length: int, tile: int, overlap: int, grid: int) -> list[slice]:
-    """Tiles along an axis: evenly spread, overlapping by at least so much.
+def _tiles(length: int, tile: int, overlap: int, grid: int) -> list[slice]:
+    """Tiles along an axis, evenly spaced, that overlap by at least `overlap`.
 
-    They begin at multiples of `grid`, where the network's own patches and windows and JPEG's blocks begin: half a patch
-    further it sees other patches. They may be a little longer for it.
+    They begin at multiples of `grid`, so that the network's patches and windows and JPEG's blocks are the same as in the whole
+    image. This can make them a little longer.
     """
     if length <= tile:
         return [slice(0, length)]
@@ -85,7 +85,7 @@ def _places(length: int, tile: int, overlap: int, grid: int) -> list[slice]:
 
 
 def _ramp(part: slice, length: int, overlap: int, like: Tensor) -> Tensor:
-    """Weights along a side of a tile: rising over the overlap, except where the image ends."""
+    """Blending weights along a side of a tile: they rise over the overlap, except at the border of the image."""
     size = part.stop - part.start
     rise = torch.arange(1, size + 1, device=like.device, dtype=torch.float32) / (overlap + 1)
     ones = torch.ones_like(rise)
@@ -98,16 +98,16 @@ def evaluate_restorer(
     restore: Callable[[Tensor], Tensor],
     pairs: Iterable[Pair | Broken],
     device: torch.device,
-    see: Callable[[Restored], object] = lambda _restored: None,
+    on_restored: Callable[[Restored], object] = lambda _restored: None,
     record: Callable[[Sequence[Broken]], object] = lambda _broken: None,
 ) -> Scores:
     """The scores of every image over all processes.
 
     Args:
-        restore: Makes of a degraded image, (1, C, H, W), a restored one.
+        restore: Restores a degraded image, (1, C, H, W).
         pairs: This process's share of the images.
-        see: Is shown each image, to draw it or to count.
-        record: Is told of an image that cannot be read; it may raise.
+        on_restored: Called with each restored image.
+        record: Called with each image that cannot be read; it may raise.
     """
     rows: list[Score] = []
     broken: list[Broken] = []
@@ -118,26 +118,26 @@ def evaluate_restorer(
             continue
         restored = restore(to_device(pair.degraded[None], device))[0].cpu()
         degraded, clean = to_bytes(pair.degraded), to_bytes(pair.clean)
-        shown = Restored(pair.name, degraded, to_bytes(restored), clean, _exact_psnr(pair))
-        rows.append(_score(shown))
-        see(shown)
-    everything = sorted((row for share in all_gather(rows) for row in share), key=lambda row: row.name)
-    unread = tuple(b for share in all_gather(broken) for b in share)
-    if not everything:
-        first = f"; the first of {len(unread)} broken: {unread[0]}" if unread else ""
+        image = Restored(pair.name, degraded, to_bytes(restored), clean, _exact_psnr(pair))
+        rows.append(_score(image))
+        on_restored(image)
+    all_rows = sorted((row for share in all_gather(rows) for row in share), key=lambda row: row.name)
+    all_broken = tuple(b for share in all_gather(broken) for b in share)
+    if not all_rows:
+        first = f"; the first of {len(all_broken)} broken images: {all_broken[0]}" if all_broken else ""
         raise ValueError(f"no image could be restored{first}")
-    return Scores(tuple(everything), unread)
+    return Scores(tuple(all_rows), all_broken)
 
 
-def _score(shown: Restored) -> Score:
+def _score(image: Restored) -> Score:
     try:
-        after, before = measure(shown.restored, shown.clean), measure(shown.degraded, shown.clean)
+        after, before = measure(image.restored, image.clean), measure(image.degraded, image.clean)
     except ValueError as error:
-        raise ValueError(f"{shown.name}: {error}") from None
-    return Score(shown.name, *after, shown.degraded_psnr, *before[1:])
+        raise ValueError(f"{image.name}: {error}") from None
+    return Score(image.name, *after, image.degraded_psnr, *before[1:])
 
 
 def _exact_psnr(pair: Pair) -> float:
-    """Of what goes in: noise is never rounded nor clipped."""
+    """PSNR of the network's input, whose noise is neither rounded nor clipped."""
     mean_square = float((pair.degraded.double() - pair.clean.double()).square().mean())
     return float("inf") if mean_square == 0 else -10 * float(np.log10(mean_square))

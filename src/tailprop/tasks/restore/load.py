@@ -1,4 +1,4 @@
-"""A trained restoration network, from its run folder or exported weights."""
+"""Load a trained restoration network from a run folder or exported weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ __all__ = ["Restorer", "load_restorer"]
 
 @dataclass(frozen=True)
 class Restorer(Predictor[RestoreConfig, Pixels]):
-    """A restoration network; it tells nothing apart, so `names` is empty."""
+    """A restoration network; it has no classes, so `names` is empty."""
 
     @property
     def name(self) -> str:
@@ -37,14 +37,14 @@ class Restorer(Predictor[RestoreConfig, Pixels]):
 
     @property
     def paper(self) -> str:
-        """What the paper says of it, and on which set."""
+        """The paper's PSNR for this network and its test set, as text."""
         number = self.settings.paper_psnr.get(self.name)
         return "" if number is None else f"the paper, on {self.settings.paper_set}: {number} dB"
 
     def predict(self, images: Any, precision: str = "fp32", tile_px: int | None = None) -> Any:
-        """The restored image, an array (H, W, C) with the bits and channels of the given one, or a list of them for a list.
+        """The restored image, an array (H, W, C) with the bit depth and channels of the input, or a list of them for a list.
 
-        `tile_px` restores in tiles of that side, which takes less memory.
+        With `tile_px` the image is restored in tiles of that side, which takes less memory.
         """
         check_tiles(tile_px, None)
         given, is_list = as_list(images)
@@ -63,7 +63,7 @@ class Restorer(Predictor[RestoreConfig, Pixels]):
         precision: str = "fp32",
         tick: Callable[[float], object] = lambda _share: None,
     ) -> Tensor:  # (B, in_chans, H, W) -> the same
-        """The restored image, whole or in tiles; `tick` is told the share that is done with each."""
+        """Restore images as a whole or in tiles; `tick` is called after each tile with its share of the work."""
         with autocast(degraded.device, precision):
             if tile_px is None or tile_px >= max(degraded.shape[-2:]):
                 restored = restore_whole(self.model, degraded)
@@ -81,10 +81,10 @@ class Restorer(Predictor[RestoreConfig, Pixels]):
         precision: str = "fp32",
         tick: Callable[[float], object] = lambda _share: None,
     ) -> Pixels:
-        """A restored image with the bits, the channels and the transparency of the given one, (H, W, C).
+        """Restore an image, (H, W, C), and keep its bit depth, channels and transparency.
 
-        A gray network restores each channel of a colour image by itself; a colour network sees gray as three equal channels,
-        and their mean is taken. `tick` is told the share that is done with every tile.
+        A gray network restores each channel of a colour image separately. A colour network runs on a gray image as three equal
+        channels, and the result is their mean. `tick` is called after each tile with its share of the work.
         """
         colours = 1 if pixels.shape[2] <= 2 else 3
         unit = np.moveaxis(to_unit(pixels[..., :colours]), -1, 0).copy()
@@ -116,14 +116,14 @@ def _to_pixels(image: ImageInput) -> Pixels:
     array = to_array(image)
     if np.issubdtype(array.dtype, np.floating):
         check_unit_range(array)
-        array = np.clip(array * 65535 + 0.5, 0, 65535).astype(np.uint16)  # floats have more than 8 bits
+        array = np.clip(array * 65535 + 0.5, 0, 65535).astype(np.uint16)  # floats have more than 8 bits of precision
     if array.dtype not in (np.uint8, np.uint16):
-        raise ValueError(f"an image array holds 8 or 16 bits, or floats from 0 to 1, got {array.dtype}")
+        raise ValueError(f"an image array must be uint8, uint16, or floats from 0 to 1, got {array.dtype}")
     return array[..., None] if array.ndim == 2 else array
 
 
 def load_restorer(where: str | Path) -> Restorer:
-    """Load a restoration network from a run folder, or from exported weights."""
+    """Load a restoration network from a run folder or exported weights."""
     weights = find_weights(where)
     config = read_settings(where, RestoreConfig)
     config = replace(config, model=replace(config.model, init=None))

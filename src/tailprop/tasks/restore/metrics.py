@@ -1,6 +1,6 @@
-"""How close a restored image is to the clean one: PSNR, SSIM and PSNR-B of 8-bit images, as SwinIR measures them.
+"""PSNR, SSIM and PSNR-B between restored and clean 8-bit images, as in SwinIR.
 
-Shapes: uint8 arrays (H, W, C). No border is cut off.
+Shapes: uint8 arrays (H, W, C). No border is cropped.
 """
 
 from dataclasses import dataclass, fields
@@ -14,21 +14,21 @@ from tailprop.data.broken import Broken
 
 __all__ = ["Restored", "Score", "Scores", "mean_scores", "psnr", "psnr_b", "ssim", "to_bytes"]
 
-_BLOCK: Final = 8  # JPEG's
-SSIM_LEAST_PX: Final = 11  # its window
+_BLOCK: Final = 8  # side of a JPEG block
+SSIM_LEAST_PX: Final = 11  # side of its window
 
 Pixels8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Restored:
-    """An image before and after, and as it should be, 8 bits each, (H, W, C)."""
+    """An image degraded, restored and clean, 8 bits each, (H, W, C)."""
 
     name: str
     degraded: Pixels8
     restored: Pixels8
     clean: Pixels8
-    degraded_psnr: float  # dB, of what went into the network, which need not be of 8 bits
+    degraded_psnr: float  # dB, of the network's input, which is not rounded to 8 bits
 
 
 def psnr(restored: Pixels8, clean: Pixels8) -> float:
@@ -37,7 +37,7 @@ def psnr(restored: Pixels8, clean: Pixels8) -> float:
 
 
 def ssim(restored: Pixels8, clean: Pixels8) -> float:
-    """Structural similarity with Wang's window (11 x 11, sigma 1.5), averaged over channels; scikit-image's."""
+    """Structural similarity with Wang's window (11 x 11, sigma 1.5), averaged over channels, by scikit-image."""
     from skimage.metrics import structural_similarity
 
     if min(clean.shape[:2]) < SSIM_LEAST_PX:
@@ -47,7 +47,7 @@ def ssim(restored: Pixels8, clean: Pixels8) -> float:
 
 
 def psnr_b(restored: Pixels8, clean: Pixels8) -> float:
-    """PSNR whose error grows with the steps between JPEG blocks that are left (Yim & Bovik 2011), averaged over channels."""
+    """PSNR with a penalty for remaining JPEG block edges (Yim & Bovik 2011), averaged over channels."""
     channels = [
         _decibels(_mean_square(a, b) + _blocking(a.astype(np.float64)))
         for a, b in zip(np.moveaxis(restored, -1, 0), np.moveaxis(clean, -1, 0), strict=True)
@@ -64,12 +64,12 @@ def _mean_square(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
 
 
 def _blocking(x: npt.NDArray[np.float64]) -> float:
-    """How much larger the squared steps across block edges are than the others, (H, W) -> a number, 0 if they are not."""
+    """By how much squared differences across block edges exceed the others, (H, W) -> a number, at least 0."""
     h, w = x.shape
     across, down = np.diff(x, axis=1) ** 2, np.diff(x, axis=0) ** 2
     at_edges = across[:, _BLOCK - 1 :: _BLOCK].sum() + down[_BLOCK - 1 :: _BLOCK].sum()
     elsewhere = across.sum() + down.sum() - at_edges
-    num_edges = h * (w // _BLOCK - 1) + w * (h // _BLOCK - 1)  # as published: sides that are no multiples of 8 count one less
+    num_edges = h * (w // _BLOCK - 1) + w * (h // _BLOCK - 1)  # as published: one less if a side is not a multiple of 8
     num_others = h * (w - 1) + w * (h - 1) - num_edges
     if num_edges <= 0 or num_others <= 0:
         return 0.0
@@ -79,7 +79,7 @@ def _blocking(x: npt.NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class Score:
-    """How one image came out."""
+    """The scores of one image."""
 
     name: str
     psnr: float  # dB
@@ -92,7 +92,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores:
-    """How all images came out, in the order of their files."""
+    """The scores of all images, sorted by name."""
 
     rows: tuple[Score, ...]
     broken: tuple[Broken, ...] = ()
@@ -110,5 +110,5 @@ def mean_scores(scores: Scores) -> dict[str, float]:
 
 
 def to_bytes(values: Tensor) -> Pixels8:
-    """Clipped and rounded to 8 bits, (C, H, W) -> (H, W, C)."""
+    """Clip and round to 8 bits, (C, H, W) -> (H, W, C)."""
     return np.asarray((values.float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())

@@ -1,10 +1,10 @@
 """Networks that restore images: SwinIR's body with a choice of mixers, and DnCNN.
 
-Shapes: B batch, H height, W width, C channels. Images come and go as (B, in_chans, H, W) with values around [0, 1], of any
-size; inside the body maps are channels-last, (B, H, W, C), as in `backbone`.
+Shapes: B batch, H height, W width, C channels. Inputs and outputs are images of any size, (B, in_chans, H, W), with values
+around [0, 1]; inside the body maps are channels-last, (B, H, W, C), as in `backbone`.
 
-The body (SwinIR, Liang et al. 2021): a 3x3 convolution, residual groups of layers each closed by a convolution, a long skip
-over all groups, a 3x3 convolution out. For noise and JPEG the output is added to the input: what is learned is the degradation.
+The body (SwinIR, Liang et al. 2021): a 3x3 convolution, residual groups of layers that each end in a convolution, a long
+skip connection over all groups, an output convolution. Its output is added to the input: the network learns the degradation.
 """
 
 import inspect
@@ -24,12 +24,12 @@ from tailprop.utils.validation import check_at_least, check_between, check_choic
 
 __all__ = ["RESTORERS", "DnCNN", "TailPropIR", "create_restorer"]
 
-WINDOW: Final = "window"  # SwinIR's own mixer, beside those of the backbones
-RGB_MEAN: Final = (0.4488, 0.4371, 0.4040)  # of DIV2K; SwinIR takes it off colour images
+WINDOW: Final = "window"  # SwinIR's mixer, in addition to those of the backbones
+RGB_MEAN: Final = (0.4488, 0.4371, 0.4040)  # of DIV2K; SwinIR subtracts it from colour images
 
 
 class WindowLayer(nn.Module):
-    """SwinIR's layer: attention within windows, shifted in every second layer, then an MLP. timm's block, told no size."""
+    """SwinIR's layer: attention within windows, shifted in every second layer, then an MLP: timm's block for any input size."""
 
     needs_frequency_embedding: Final = False
 
@@ -37,7 +37,7 @@ class WindowLayer(nn.Module):
         super().__init__()
         self.block = SwinTransformerBlock(
             dim,
-            (window_px, window_px),  # masks are made for each map as it comes
+            (window_px, window_px),  # nominal: dynamic_mask computes masks for the actual size
             num_heads,
             window_size=window_px,
             shift_size=window_px // 2 if shifted else 0,
@@ -74,16 +74,16 @@ class TailPropIR(nn.Module):
         in_chans: Channels of the images: 1 gray, 3 colour.
         dim: Channels C of the body.
         depths: Layers of each residual group.
-        mixer: What stands in for window attention: any mixer of the backbone in its TPO block, or "window", SwinIR itself.
+        mixer: Replacement for window attention: any mixer of the backbone in its TPO block; or "window", which is SwinIR.
         mixer_args: Further settings of the mixer.
-        mlp_ratio: Hidden width of the MLP over its input.
+        mlp_ratio: Ratio of the MLP's hidden width to its input width.
         num_heads: Heads of window attention.
-        window_px: Side of its windows, in positions of the map. SwinIR takes 8, and 7 for JPEG, whose blocks have 8.
-        drop_path_rate: Stochastic depth of the last layer; earlier ones rise to it linearly from 0.
-        img_range: What white is inside the network; SwinIR takes 255 for JPEG.
-        patch_px: Pixels of a square of this side become channels of one position (a pixel shuffle back at the end). 1 is
-            SwinIR; 2 quarters the work, and is what the light sizes do to be trained on a CPU.
-        embedding_px: Side at which heat and wave keep the frequency embedding that all their layers share.
+        window_px: Side of its windows, in positions of the map. SwinIR uses 8, but 7 for JPEG, whose blocks have 8.
+        drop_path_rate: Stochastic depth rate of the last layer; rates rise linearly from 0.
+        img_range: Value of white inside the network; SwinIR uses 255 for JPEG.
+        patch_px: Squares of this side become channels of one position (pixel unshuffle), and the output is shuffled back. 1 is
+            SwinIR; 2 needs a quarter of the compute, and the light sizes use it to be trainable on a CPU.
+        embedding_px: Side of the frequency embedding that all heat or wave layers share.
     """
 
     mean: Tensor
@@ -139,16 +139,16 @@ class TailPropIR(nn.Module):
         named_apply(_init_module, self)
         if self.freq_embed is not None:
             trunc_normal_(self.freq_embed, std=0.02)
-        for parameter in self.conv_out.parameters():  # begin with the image as it is
+        for parameter in self.conv_out.parameters():  # the network starts as the identity
             nn.init.zeros_(parameter)
 
     @property
     def grid_px(self) -> int:
-        """Side of the squares that patches and windows make of an image."""
+        """Side in pixels of the grid that patches and windows divide an image into."""
         return self.patch_px * self.window_px
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep only the inputs of each layer for the backward pass and compute the rest again."""
+        """Store only the inputs of each layer for the backward pass and recompute the rest."""
         for group in self.groups:
             assert isinstance(group, ResidualGroup)
             group.grad_checkpointing = enable
@@ -187,7 +187,7 @@ class DnCNN(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        for parameter in self.conv_out.parameters():  # begin with the image as it is
+        for parameter in self.conv_out.parameters():  # the network starts as the identity
             nn.init.zeros_(parameter)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -201,7 +201,7 @@ class DnCNN(nn.Module):
 
 
 def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Mirror the image beyond its right and lower edge until its sides are multiples; a thin one gets its edge repeated."""
+    """Pad on the right and at the bottom to multiples, by reflection, or by repeating the edge of a thin image."""
     h, w = x.shape[-2:]
     below, right = -h % multiple, -w % multiple
     if below == right == 0:
@@ -210,7 +210,7 @@ def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 
 
 def _init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
-    """Linears normal with 0.02, as in SwinIR; convolutions and the rest by their own rule."""
+    """Linear layers: truncated normal with std 0.02, as in SwinIR; other modules: their default initialization."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -226,9 +226,9 @@ def _check_body(
     check_at_least("dim", dim, 1)
     check_between("drop_path_rate", drop_path_rate, 0, 1)
     if not mlp_ratio * dim >= 1:
-        raise ValueError(f"mlp_ratio leaves the MLP without a channel, got {mlp_ratio}")
+        raise ValueError(f"mlp_ratio must give the MLP at least one channel, got {mlp_ratio}")
     if not img_range > 0:
-        raise ValueError(f"img_range is what white is inside the network, a positive number; got {img_range}")
+        raise ValueError(f"img_range, the value of white inside the network, must be positive, got {img_range}")
     if not depths or min(depths) < 1:
         raise ValueError(f"depths needs at least one group of at least one layer, got {tuple(depths)}")
 
@@ -252,10 +252,10 @@ RESTORERS: Final[dict[str, dict[str, Any]]] = {
 
 
 def create_restorer(name: str, in_chans: int = 1, **settings: Any) -> nn.Module:
-    """A restoration network by name, with settings that override its own."""
+    """Create a restoration network by name; `settings` override its defaults."""
     check_choice("restoration model", name, tuple(RESTORERS))
     kind = DnCNN if name == "dncnn" else TailPropIR
-    if kind is DnCNN:  # a recipe may serve both: what only SwinIR's body has does not concern it
+    if kind is DnCNN:  # a recipe may be used for both, so settings of SwinIR's body are ignored
         known, body = (inspect.signature(cls).parameters for cls in (DnCNN, TailPropIR))
         settings = {key: value for key, value in settings.items() if key in known or key not in body}
     try:

@@ -30,11 +30,11 @@ class RestorePredict(PredictOptions):
     out: Path = Path("restored")
     """Folder for the restored images, as PNG."""
     whole_px: int = 1 << 20
-    """Images of up to this many pixels are restored whole, larger ones in tiles; 0 = tiles always."""
+    """Images of up to this many pixels are restored whole, larger ones in tiles; 0 = always in tiles."""
     tile_px: int = TILE_PX
     """Side of the tiles."""
     overlap_px: int | None = None
-    """Pixels that neighbouring tiles share, at most half of one; none = 64, or a quarter of a smaller tile."""
+    """Overlap of neighbouring tiles, at most half a tile; none = 64, or a quarter of a small tile."""
 
     def check(self) -> None:
         check_at_least("whole_px", self.whole_px, 0)
@@ -42,7 +42,7 @@ class RestorePredict(PredictOptions):
         super().check()
 
     def tile_for(self, pixels: Pixels) -> int | None:
-        """The side of the tiles for an image; none = whole."""
+        """The tile size for an image; None = restore it whole."""
         h, w = pixels.shape[:2]
         return None if h * w <= self.whole_px or max(h, w) <= self.tile_px else self.tile_px
 
@@ -50,7 +50,7 @@ class RestorePredict(PredictOptions):
 def run(options: RestorePredict) -> None:
     options.check()
     with process_group(options.device, options.threads) as world:
-        if world.is_main:  # under torchrun one process answers, once
+        if world.is_main:  # under torchrun only rank 0 predicts
             paths = list_images(options.images)
             targets = _targets(paths, options.out)
             check_no_overwrite(paths, targets, options.overwrite)
@@ -70,15 +70,15 @@ def _restore_all(options: RestorePredict, restorer: Restorer, paths: Sequence[Pa
                 skipped.add(pixels)
                 continue
             tile = options.tile_for(pixels)
-            how_tiled = (tile, shared_px(tile, options.overlap_px, 64))
-            restored = restorer.restore_pixels(pixels, *how_tiled, options.precision, advance)
+            overlap = shared_px(tile, options.overlap_px, 64)
+            restored = restorer.restore_pixels(pixels, tile, overlap, options.precision, advance)
             write_pixels(target, restored, read_profile(path))
             how = "whole" if tile is None else f"in tiles of {tile} px"
             print_line(Console(), f"{path} -> {target} ({pixels.shape[1]}x{pixels.shape[0]}, {how})")
 
 
 def _targets(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Where each image goes: under its own name below the folder they all share, two of one name told apart by a number."""
+    """The output path of each image: its path below the common folder, with a number added to duplicate names."""
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 - links keep their names
     shared = Path(os.path.commonpath([path.parent for path in absolute]))
     below = [out / path.relative_to(shared) for path in absolute]

@@ -30,7 +30,7 @@ from tailprop.utils.validation import check_at_least, check_choice
 
 __all__ = ["Restoration", "RestoreConfig", "RestorerConfig", "build_restorer", "charbonnier", "take_one"]
 
-_SHOWN = 4  # images kept for the drawing of a run
+_DRAWN = 4  # images drawn in restored.png
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RestorerConfig(ModelConfig):
     """The network."""
 
     name: str = "tailprop_ir"
-    """tailprop_ir, vheat_ir, waveformer_ir, swinir, identity_ir, each with _light too; or dncnn."""
+    """tailprop_ir, vheat_ir, waveformer_ir, swinir, identity_ir, each also with the suffix _light; or dncnn."""
     in_chans: int = 1
     """1 for gray images, 3 for colour."""
 
@@ -48,13 +48,13 @@ class RestoreConfig(TaskConfig):
     """Train a network that restores images."""
 
     task: Literal["restore"] = "restore"
-    """What is trained."""
+    """Task to train."""
     paper_psnr: Annotated[dict[str, float], tyro.conf.Suppress] = setting(factory=dict)
-    """The paper's number for a network of this recipe, to stand beside ours."""
+    """The paper's PSNR for networks of this recipe, printed next to ours."""
     paper_set: str = ""
-    """The test set it was measured on."""
+    """The test set of the paper's PSNR."""
     loss_eps: float = 1e-3
-    """Charbonnier's epsilon: errors below it count by their square, white being 1."""
+    """Epsilon of the Charbonnier loss: smaller errors count quadratically, where white is 1."""
     model: RestorerConfig = setting(factory=RestorerConfig)
     data: RestoreDataConfig = setting(factory=RestoreDataConfig)
 
@@ -62,13 +62,13 @@ class RestoreConfig(TaskConfig):
         super().check()
         check_choice("restoration model", self.model.name, tuple(RESTORERS))
         if self.model.in_chans not in (1, 3):
-            raise ValueError(f"images are gray or colour, model.in_chans is 1 or 3; got {self.model.in_chans}")
+            raise ValueError(f"model.in_chans must be 1 (gray) or 3 (colour), got {self.model.in_chans}")
         check_at_least("loss_eps", self.loss_eps, 0)
         self.data.check()
 
 
 class Restoration(BaseTask[RestoreConfig]):
-    """The task, for one process."""
+    """The restoration task of one process."""
 
     def __init__(self, config: RestoreConfig, world: World) -> None:
         super().__init__(config, world, config.data.on_broken)
@@ -80,8 +80,8 @@ class Restoration(BaseTask[RestoreConfig]):
         whole = WholeImageDataset(self.paths["test"], data, channels)
         eval_sampler = EvalSampler(len(whole), 1, world)  # one at a time: sizes differ
         self.eval_loader = create_loader(whole, eval_sampler, take_one, min(1, data.workers), world.device)
-        self.broken.record(whole.find_broken(), shared=True)  # better now than after the first epoch
-        self.shown: list[Restored] = []
+        self.broken.record(whole.find_broken(), shared=True)  # fail now, not after the first epoch
+        self.drawn: list[Restored] = []
 
     def build_model(self, resumed: bool = False) -> nn.Module:
         return build_restorer(self.model_config(resumed), report=self.world.is_main and not resumed)
@@ -92,14 +92,14 @@ class Restoration(BaseTask[RestoreConfig]):
         return charbonnier(restored, to_device(batch.clean, self.world.device), self.config.loss_eps)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        self.shown = []
-        found = evaluate_restorer(
+        self.drawn = []
+        scores = evaluate_restorer(
             lambda x: restore_whole(model, x), self.eval_loader, self.world.device, self._keep, self.broken.record
         )
-        return self._metrics(found)
+        return self._metrics(scores)
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        """What the manifest says of this task."""
+        """The entries of this task in the manifest."""
         side = self.config.data.crop_px
         return {
             "examples": {name: len(paths) for name, paths in self.paths.items()},
@@ -112,13 +112,13 @@ class Restoration(BaseTask[RestoreConfig]):
         return data_summary((), {name: len(paths) for name, paths in self.paths.items()})
 
     def metadata(self) -> dict[str, str]:
-        """What the exported weights say of themselves."""
+        """The metadata of the exported weights."""
         return {"architecture": self.config.model.name, "in_chans": str(self.config.model.in_chans)}
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         draw_learning(history, folder / "learning.png", {"psnr": "PSNR, dB"})
-        if self.shown:
-            draw_restored(self.shown, folder / "restored.png")
+        if self.drawn:
+            draw_restored(self.drawn, folder / "restored.png")
 
     def summary(self, best: dict[str, float]) -> str:
         number = self.config.paper_psnr.get(self.config.model.name)
@@ -131,31 +131,31 @@ class Restoration(BaseTask[RestoreConfig]):
         return {name: scores.mean(name) for name in names}
 
     def _keep(self, restored: Restored) -> None:
-        if len(self.shown) < _SHOWN:
-            self.shown.append(restored)
+        if len(self.drawn) < _DRAWN:
+            self.drawn.append(restored)
 
 
 def charbonnier(restored: Tensor, clean: Tensor, eps: float = 1e-3) -> Tensor:
-    """mean of sqrt((x - y)^2 + eps^2): absolute error with a smooth bottom."""
+    """Mean of sqrt((x - y)^2 + eps^2): the absolute error, smoothed around zero."""
     return torch.sqrt((restored.float() - clean).square() + eps**2).mean()
 
 
 def build_restorer(config: ModelConfig, report: bool = True) -> nn.Module:
-    """The network, from scratch or from a checkpoint."""
+    """Create the network with random weights or those of a checkpoint."""
     model = create_restorer(config.name, config.in_chans, **model_arguments(config))
     if config.init is not None:
-        taken = warm_start(model, find_weights(config.init))
+        loaded = warm_start(model, find_weights(config.init))
         if report:
-            print(taken)
+            print(loaded)
     return model
 
 
 def take_one(examples: Sequence[Sequence[Any]]) -> Any:
-    """The loader's batch of one, taken out."""
+    """Collate a batch of one example: return the example."""
     return examples[0][0]
 
 
 def _hash(paths: Sequence[Path]) -> str:
-    """A fingerprint of which images these are: names and sizes, wherever their folder lies."""
+    """A fingerprint of the images: their names and file sizes, independent of the folder."""
     lines = sorted(f"{path.name} {path.stat().st_size}" for path in paths)
     return hash_parts(["\n".join(lines)])

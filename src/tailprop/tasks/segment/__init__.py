@@ -11,6 +11,6 @@ SPEC = TaskSpec(
     evaluate="evaluate:SegmentEval",
     predict="predict:SegmentPredict",
     bench="bench:BenchSegment",
-    metrics={"miou": "mean IoU, %", "pixel_accuracy": "pixels right, %", "class_accuracy": "mean class accuracy, %"},
+    metrics={"miou": "mean IoU, %", "pixel_accuracy": "pixel accuracy, %", "class_accuracy": "mean class accuracy, %"},
     artifacts=("learning.png", "predictions.jpg", "pictures.jpg"),
 )

@@ -1,7 +1,8 @@
 """`tailprop bench segment`: multiply-adds at 512x512 and images per second of UPerNet over several backbones.
 
-Weights are random; a segmenter does the same work whatever it sees. Rounds are interleaved and the best of each counts, as in
-`tailprop bench`. Multiply-adds are those of matrix products and convolutions; the auxiliary head works in training only.
+Weights are random: the cost of a segmenter does not depend on them. Rounds are interleaved and the best round of each model
+counts, as in `tailprop bench`. Matrix products and convolutions are counted, without the auxiliary head, which only training
+uses.
 """
 
 from collections.abc import Callable
@@ -37,22 +38,22 @@ PAPER_GMACS: Final = {  # at 512x512
 
 @dataclass(frozen=True)
 class BenchSegment:
-    """Cost of UPerNet for one image, measured in turn."""
+    """Cost of UPerNet for one image, measured in interleaved rounds."""
 
     models: tuple[str, ...] = ("tailprop_tiny", "tailprop_small", "tailprop_base", "convnext_tiny", SWIN, "vheat_tiny")
-    """timm names of backbones; the first is the one the others are compared with."""
+    """timm names of backbones; the others are compared with the first."""
     height: int = 512
     """Height of the image."""
     width: int = 512
     """Width of the image."""
     rounds: int = 5
-    """Rounds after one to warm up; 0 = count multiply-adds only, at no cost."""
+    """Timed rounds, after one warm-up round; 0 = only count multiply-adds, without running the models."""
     classes: int = 150
-    """Classes of pixels."""
+    """Number of classes."""
     threads: int = 2
     """CPU threads."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+    """Device to run on."""
     segmenter: SegmenterConfig = field(default_factory=SegmenterConfig)
     out: Path | None = None
     """CSV to write."""
@@ -94,7 +95,7 @@ def _time_all(options: BenchSegment) -> dict[str, list[float]]:
     image = torch.randn(1, 3, options.height, options.width, device=options.device)
     models = [_build(name, options).to(options.device).to(memory_format=torch.channels_last) for name in options.models]
     steps = {name: _step(model, image) for name, model in zip(options.models, models, strict=True)}
-    return time_in_turn(steps, options.rounds, options.device, "labelling")
+    return time_in_turn(steps, options.rounds, options.device, "segmenting")
 
 
 def _step(model: Segmenter, image: Tensor) -> Callable[[], object]:

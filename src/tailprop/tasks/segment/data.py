@@ -1,6 +1,6 @@
 """Images with label maps for training and evaluation: settings, augmentation, batches.
 
-Shapes: H height, W width. Images are bytes, (3, H, W); labels (H, W), IGNORE where nobody says.
+Shapes: H height, W width. Images are uint8, (3, H, W); labels are (H, W), IGNORE where a pixel has no label.
 """
 
 import random
@@ -38,38 +38,39 @@ __all__ = [
     "open_labelled",
 ]
 
-TRIES: Final = 10  # cuts tried for one that is not nearly all of one class
-GROUND: Final = tuple(round(255 * mean) for mean in IMAGENET_DEFAULT_MEAN)  # padding that is zero once normalised
+TRIES: Final = 10  # random crops tried until one satisfies cat_max_ratio
+GROUND: Final = tuple(round(255 * mean) for mean in IMAGENET_DEFAULT_MEAN)  # padding value, zero after normalisation
 
 
 def _is_file(classes: str | None) -> bool:
-    """Whether the list of classes is a file of this machine; the weights name their classes themselves."""
+    """Whether the class list is a local file. Exported weights contain the class names and do not need it."""
     return classes != ADE20K
 
 
 @dataclass(frozen=True)
 class SegmentDataConfig(SceneDataConfig):
-    """Images and label PNGs; the folders given are ADE20K's."""
+    """Images and label maps (PNG); the default folders are those of ADE20K."""
 
     source: Literal["folder", "scenes"] = "folder"
-    """folder: yours, or ADEChallengeData2016; scenes: shapes, generated into the folder if it is not there."""
+    """folder: images and label maps, such as ADEChallengeData2016; scenes: synthetic shapes, generated into the root if they
+    are missing."""
     train_images: str = "images/training"
     """Folder of the training images."""
     train_labels: str = "annotations/training"
-    """Their label maps, PNGs of the same names."""
+    """Label maps of the training images, PNGs of the same names."""
     val_images: str = "images/validation"
     """Folder of the validation images."""
     val_labels: str = "annotations/validation"
-    """Their label maps."""
+    """Label maps of the validation images."""
     classes: str | None = setting(None, local=_is_file)
-    """File with a class name in every line; ade20k = its 150; none = objectInfo150.txt or classes.txt in the root."""
+    """File with one class name per line; ade20k = its 150 classes; none = objectInfo150.txt or classes.txt in the root."""
     first_label: int | None = None
-    """Number of the first class in the label maps; lower numbers, and 255 if it is no class, are ignored. None = as the list
-    of classes has it: 1 for ADE20K, 0 for a plain list."""
+    """Value of the first class in the label maps; lower values are ignored, and so is 255 if it is not a class. None = as in
+    the class list: 1 for ADE20K, 0 for a plain list."""
     short_px: int = 512
     """Shorter side the images are resized to."""
     long_px: int = 2048
-    """Longer side at most."""
+    """Maximum longer side."""
 
     def check(self) -> None:
         super().check()
@@ -79,29 +80,29 @@ class SegmentDataConfig(SceneDataConfig):
 
 @dataclass(frozen=True)
 class SegmentAugmentConfig:
-    """Augmentation while training."""
+    """Training augmentation."""
 
     resize: tuple[float, float] = (0.5, 2.0)
-    """Least and greatest factor on data.short_px and data.long_px."""
+    """Minimum and maximum of the random factor on data.short_px and data.long_px."""
     crop_px: int = 512
-    """Side of the cut; what the image does not fill is ignored."""
+    """Side of the crop; smaller images are padded, and the loss ignores the padding."""
     cat_max_ratio: float = setting(0.75, aliases=("most_of_one",))
-    """A cut with more than this share of one class is drawn again, ten times at most."""
+    """A crop in which one class has more than this share is drawn again, up to ten times."""
     flip: float = 0.5
-    """Chance of a mirror image."""
+    """Probability of a horizontal flip."""
     distort: float = 0.5
-    """Chance of each photometric distortion: brightness, contrast, saturation, hue."""
+    """Probability of each photometric distortion: brightness, contrast, saturation, hue."""
 
     def check(self) -> None:
         if not 0 < self.resize[0] <= self.resize[1]:
-            raise ValueError(f"augment.resize are the least and the greatest factor, got {self.resize}")
+            raise ValueError(f"augment.resize must be a minimum above 0 and a maximum, got {self.resize}")
         check_at_least("augment.crop_px", self.crop_px, 32)
         for name in ("cat_max_ratio", "flip", "distort"):
             check_between(f"augment.{name}", getattr(self, name), 0, 1)
 
 
 class Augment:
-    """Resize, cut, mirror and distort an image with its labels. Draws from Python's generator."""
+    """Resize, crop, flip and distort an image with its labels. Uses Python's global random generator."""
 
     def __init__(self, config: SegmentAugmentConfig, short_px: int, long_px: int) -> None:
         self.config, self.short_px, self.long_px = config, short_px, long_px
@@ -109,12 +110,12 @@ class Augment:
     def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         factor = random.uniform(*self.config.resize)
         image, labels = resize(image, labels, factor * self.short_px, factor * self.long_px)
-        image, labels = self._cut(image, labels)
+        image, labels = self._random_crop(image, labels)
         if random.random() < self.config.flip:
             image, labels = image.flip(-1), labels.flip(-1)
         return pad(distort(image, self.config.distort), labels, self.config.crop_px)
 
-    def _cut(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _random_crop(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         h, w = labels.shape
         side = self.config.crop_px
         for _ in range(TRIES):
@@ -126,7 +127,7 @@ class Augment:
 
 
 def is_mixed(labels: Tensor, most: float) -> bool:
-    """Whether there are several classes, and none of them with more than this share of the labelled pixels."""
+    """Whether there are several classes, each with less than this share of the labelled pixels."""
     counts = torch.bincount(labels[labels != IGNORE].long())
     return int((counts > 0).sum()) > 1 and bool(counts.max() < most * counts.sum())
 
@@ -141,12 +142,12 @@ def resize(image: Tensor, labels: Tensor, short_px: float, long_px: float) -> tu
 
 
 def resize_image(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear and without smoothing, in training as in evaluation."""
+    """Resize bilinearly without antialiasing, in training and in evaluation."""
     return F.interpolate(images, size, mode="bilinear", align_corners=False)
 
 
 def pad(image: Tensor, labels: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Fill up on the right and below."""
+    """Pad to a square on the right and at the bottom."""
     h, w = labels.shape
     if (h, w) == (side, side):
         return image, labels
@@ -156,14 +157,14 @@ def pad(image: Tensor, labels: Tensor, side: int) -> tuple[Tensor, Tensor]:
 
 
 def distort(image: Tensor, chance: float) -> Tensor:
-    """Brightness, contrast, saturation and hue, each by chance; contrast before or after the colours, as SSD has it."""
+    """Randomly change brightness, contrast, saturation and hue; contrast comes before or after the colours, as in SSD."""
     gain = random.uniform(0.5, 1.5) if random.random() < chance else 1.0
     shift = random.uniform(-32, 32) if random.random() < chance else 0.0
     saturation = random.uniform(0.5, 1.5) if random.random() < chance else 1.0
-    hue = random.uniform(-0.1, 0.1) if random.random() < chance else 0.0  # of the circle
+    hue = random.uniform(-0.1, 0.1) if random.random() < chance else 0.0  # fraction of the hue circle
     gain_first = random.random() < 0.5
     image = _to_bytes((image + shift).clamp(0, 255) * (gain if gain_first else 1.0))
-    image = _turn(image, saturation, hue)
+    image = _adjust_colours(image, saturation, hue)
     return image if gain_first else _to_bytes(image * gain)
 
 
@@ -171,25 +172,25 @@ def _to_bytes(image: Tensor) -> Tensor:
     return image.clamp(0, 255).round().to(torch.uint8)
 
 
-def _turn(image: Tensor, saturation: float, hue: float) -> Tensor:
-    """Change the saturation by a factor and the hue by a part of its circle."""
+def _adjust_colours(image: Tensor, saturation: float, hue: float) -> Tensor:
+    """Multiply the saturation by a factor and shift the hue by a fraction of its circle."""
     if saturation == 1 and hue == 0:
         return image
     pil_image = Image.fromarray(image.permute(1, 2, 0).numpy()).convert("HSV")
     h, s, v = (np.asarray(band) for band in pil_image.split())
     h = ((h.astype(np.int16) + round(256 * hue)) % 256).astype(np.uint8)
     s = np.clip(s * saturation + 0.5, 0, 255).astype(np.uint8)
-    turned = Image.merge("HSV", [Image.fromarray(band) for band in (h, s, v)]).convert("RGB")
-    return torch.from_numpy(np.array(turned)).permute(2, 0, 1)
+    adjusted = Image.merge("HSV", [Image.fromarray(band) for band in (h, s, v)]).convert("RGB")
+    return torch.from_numpy(np.array(adjusted)).permute(2, 0, 1)
 
 
 @dataclass
 class SegmentBatch:
-    """Images with labels, of one size in training and of any in evaluation, and what could not be read."""
+    """Images with labels, of one size in training and of any size in evaluation, and the images that could not be read."""
 
-    images: list[Tensor]  # (3, H, W), bytes
+    images: list[Tensor]  # (3, H, W), uint8
     labels: list[Tensor]  # (H, W)
-    indices: list[int]  # places in the set
+    indices: list[int]  # in the dataset
     broken: list[Broken] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -200,15 +201,15 @@ Example = tuple[Tensor, Tensor, int]  # image, labels, index
 
 
 class SegmentationDataset(KeyedDataset):
-    """The images of a set. A broken one comes as `Broken`, in training with another in its place.
+    """Images with labels. A corrupt image yields `Broken`, in training together with a replacement.
 
     Args:
-        order: For each class of the set its number in the model, where they differ.
+        order: The model's class index for each class of the dataset, if they differ.
     """
 
     def __init__(self, part: LabelSet, augment: Augment | None = None, order: Sequence[int] | None = None) -> None:
         self.part, self.augment, self.replace_broken = part, augment, augment is not None
-        self.order = None if order is None else torch.tensor([*order, IGNORE], dtype=torch.int16)  # IGNORE = -1 is the last
+        self.order = None if order is None else torch.tensor([*order, IGNORE], dtype=torch.int16)  # index -1 is IGNORE
 
     def __len__(self) -> int:
         return len(self.part.pairs)
@@ -233,19 +234,19 @@ def collate(examples: Sequence[list[Example | Broken]]) -> SegmentBatch:
 
 
 def normalise(images: Tensor) -> Tensor:
-    """Bytes to what the backbone was trained on: ImageNet's mean and deviation. (B, 3, H, W)"""
-    numbers = torch.tensor([IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD], device=images.device)
-    mean, deviation = numbers[..., None, None]  # (3, 1, 1)
-    return (images.float() / 255 - mean) / deviation
+    """Normalise uint8 images with ImageNet's mean and standard deviation. (B, 3, H, W)"""
+    stats = torch.tensor([IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD], device=images.device)
+    mean, std = stats[..., None, None]  # (3, 1, 1)
+    return (images.float() / 255 - mean) / std
 
 
 def open_labelled(data: SegmentDataConfig, split: Literal["train", "validation"], world: World | None = None) -> LabelSet:
-    """A split, generated first if it is of scenes that are not there."""
-    assert data.root is not None  # checked before
+    """Read a split; missing scenes are generated first."""
+    assert data.root is not None  # `check` has verified it
     if data.source == "scenes":
         ensure_scenes(data, world, ensure_ade20k)
     if not data.root.is_dir():
-        raise ValueError(f"no folder {data.root}; give the folder with the images and label maps with --data.root")
+        raise ValueError(f"no folder {data.root}; set --data.root to the folder with the images and label maps")
     images, labels = (data.train_images, data.train_labels) if split == "train" else (data.val_images, data.val_labels)
     classes = find_classes(data.root, data.classes)
     first_label = classes.first_label if data.first_label is None else data.first_label

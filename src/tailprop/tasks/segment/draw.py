@@ -1,4 +1,4 @@
-"""Label maps to look at: a colour for every class, tinted images, legends; and label maps to keep, as PNGs of numbers."""
+"""Draw label maps as tinted images with legends, and save them as PNGs of class indices."""
 
 import colorsys
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from tailprop.data.formats.label_maps import IGNORE
 
 __all__ = ["class_color", "draw_labels", "legend", "save_labels", "stack_legend", "with_legend"]
 
-TINT: Final = 0.6  # how much of a class's colour covers the image
-MOST_NAMED: Final = 24  # classes in a legend
-MOST_PX: Final = 16_384  # a side is not enlarged beyond that; JPEGs end at 65,500
+TINT: Final = 0.6  # opacity of a class's colour
+MOST_NAMED: Final = 24  # maximum number of classes in a legend
+MOST_PX: Final = 16_384  # maximum height of an enlarged image; JPEG allows 65,500
 
 Labels = npt.NDArray[np.signedinteger[Any]]
 
 
 def class_color(number: int) -> tuple[int, int, int]:
-    """A colour for each class: hues a golden angle apart, saturation and brightness by steps of their own.
+    """A colour for each class index: hues are a golden angle apart, saturation and brightness have their own step sizes.
 
-    The steps were chosen by trial so that 150 colours are as far apart as can be (36 at least, over red, green and blue).
+    The step sizes were found by a search that maximises the distance between 150 colours (at least 36 in RGB).
     """
     hue, saturation, value = ((number * step + 0.1) % 1 for step in (0.618034, 0.555, 0.669))
     r, g, b = colorsys.hsv_to_rgb(hue, 0.4 + 0.6 * saturation, 0.4 + 0.6 * value)
@@ -31,7 +31,7 @@ def class_color(number: int) -> tuple[int, int, int]:
 
 
 def draw_labels(image: Image.Image, labels: Labels) -> Image.Image:
-    """An RGB image tinted with the colours of its classes; pixels without one stay as they are. Labels: (H, W)"""
+    """An image tinted with the colours of its classes; pixels without a label are unchanged. Labels: (H, W)"""
     pixels = np.asarray(image.convert("RGB")).astype(np.float32)
     known = labels != IGNORE
     colours = np.array([class_color(i) for i in range(max(0, int(labels.max())) + 1)], dtype=np.float32)
@@ -40,38 +40,38 @@ def draw_labels(image: Image.Image, labels: Labels) -> Image.Image:
 
 
 def legend(counts: npt.NDArray[np.int64], names: Sequence[str], width: int) -> Image.Image:
-    """Colours and names of the classes that have pixels, most of them first, in as many rows as the width needs."""
+    """Colours and names of the classes that have pixels, most frequent first, wrapped to the width."""
     font = ImageFont.load_default(size=(size := int(np.clip(width / 40, 11, 28))))
     order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
     texts = [(class_color(i), f"{names[i]} {100 * counts[i] / counts.sum():.1f} %") for i in order[:MOST_NAMED]]
     if len(order) > MOST_NAMED:
         texts.append(((255, 255, 255), f"and {len(order) - MOST_NAMED} more"))
-    spots, right, bottom = _spread(texts, font, size, width)
+    positions, right, bottom = _lay_out(texts, font, size, width)
     image = Image.new("RGB", (max(width, right), bottom), "white")
     pen = ImageDraw.Draw(image)
-    for (x, y), (colour, text) in zip(spots, texts, strict=True):
+    for (x, y), (colour, text) in zip(positions, texts, strict=True):
         pen.rectangle((x, y + 2, x + size, y + size + 2), fill=colour, outline=(128, 128, 128))
         pen.text((x + size + 4, y), text, fill=(0, 0, 0), font=font)
     return image
 
 
-def _spread(texts: Sequence[tuple[Any, str]], font: Any, size: int, width: int) -> tuple[list[tuple[int, int]], int, int]:
-    """Where each entry begins, and how wide and high all of them are."""
-    x, y, right, spots = 4, 4, 0, []
+def _lay_out(texts: Sequence[tuple[Any, str]], font: Any, size: int, width: int) -> tuple[list[tuple[int, int]], int, int]:
+    """The position of each entry, and the total width and height."""
+    x, y, right, positions = 4, 4, 0, []
     for _, text in texts:
         length = size + 4 + int(font.getlength(text)) + size
         if x > 4 and x + length > width:
             x, y = 4, y + size + 8
-        spots.append((x, y))
+        positions.append((x, y))
         x += length
         right = max(right, x)
-    return spots, right, y + size + 8
+    return positions, right, y + size + 8
 
 
 def with_legend(image: Image.Image, counts: npt.NDArray[np.int64], names: Sequence[str], least_px: int = 384) -> Image.Image:
-    """An image with a legend below it; a small one is enlarged, or the letters would be larger than what they name."""
-    times = max(1, min(round(least_px / image.width), MOST_PX // image.height))
-    image = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
+    """An image with a legend below it. A small image is enlarged, or the text would be larger than its objects."""
+    scale = max(1, min(round(least_px / image.width), MOST_PX // image.height))
+    image = image.resize((scale * image.width, scale * image.height), Image.Resampling.NEAREST)
     below = legend(counts, names, image.width)
     page = Image.new("RGB", (max(image.width, below.width), image.height + below.height), "white")
     page.paste(image, (0, 0))
@@ -80,13 +80,13 @@ def with_legend(image: Image.Image, counts: npt.NDArray[np.int64], names: Sequen
 
 
 def stack_legend(path: Path, counts: npt.NDArray[np.int64], names: Sequence[str]) -> None:
-    """Put a legend below an image that is a file."""
+    """Add a legend below the image in a file."""
     with Image.open(path) as image:
         page = with_legend(image.convert("RGB"), counts, names)
     page.save(path, quality=88)
 
 
 def save_labels(path: Path, labels: Labels, first_label: int) -> None:
-    """A label map in the numbers of the data it was learned from, so that it can be read as such again."""
+    """Save a label map with the label values of the training data, so that it can be read like that data."""
     numbers = np.where(labels == IGNORE, 0, labels + first_label)
     Image.fromarray(numbers.astype(np.uint8 if numbers.max(initial=0) < 256 else np.uint16)).save(path)

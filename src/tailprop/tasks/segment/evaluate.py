@@ -1,4 +1,4 @@
-"""`tailprop eval` for a segmenter: mean IoU on its own data or on any with label PNGs."""
+"""`tailprop eval` for a segmenter: mean IoU on the data of its run or on any dataset with label maps."""
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,25 +28,25 @@ __all__ = ["InferenceChoice", "SegmentEval", "run"]
 
 @dataclass(frozen=True)
 class SegmentDataChoice:
-    """Other data than the checkpoint was trained on; what is not given stays as in its run."""
+    """A dataset to evaluate on instead of the run's; settings that are not given stay as in the run."""
 
     root: Path | None = None
-    """Folder that everything below is in."""
+    """Root folder of the dataset."""
     val_images: str | None = None
     """Folder of the images."""
     val_labels: str | None = None
-    """Their label maps, PNGs of the same names."""
+    """Label maps of these images, PNGs of the same names."""
     classes: str | None = None
-    """File with a class name in every line; ade20k = its 150."""
+    """File with one class name per line; ade20k = its 150 classes."""
     first_label: int | None = None
-    """Number of the first class in the label maps; lower numbers are ignored. None = as in the run, or as another list of
-    classes has it."""
+    """Value of the first class in the label maps; lower values are ignored. None = as in the run, or as in the new class
+    list."""
     short_px: int | None = None
     """Shorter side the images are resized to."""
     long_px: int | None = None
-    """Longer side at most."""
+    """Maximum longer side."""
     on_broken: Literal["skip", "stop"] | None = None
-    """An image or a label map that is missing or corrupt: skip and count it, or stop."""
+    """For a missing or corrupt image or label map: skip and count it, or stop."""
     workers: int | None = None
     """Loader processes."""
 
@@ -55,7 +55,7 @@ class SegmentDataChoice:
         other_list = self.classes is not None
         if self.root is not None:
             given = dict(source="folder", limit=None)
-            if self.classes is None and has_classes(self.root):  # the data's own list comes before the run's
+            if self.classes is None and has_classes(self.root):  # the dataset's class list takes precedence over the run's
                 given["classes"], other_list = None, True
         if other_list and self.first_label is None:
             given["first_label"] = None
@@ -64,18 +64,18 @@ class SegmentDataChoice:
 
 @dataclass(frozen=True)
 class InferenceChoice:
-    """Another way to look at the images; what is not given stays as in the run."""
+    """Inference settings that override the run's; settings that are not given stay as in the run."""
 
     mode: Literal["slide", "whole"] | None = None
-    """slide: in windows, averaged where they overlap; whole: at once."""
+    """slide: windows, averaged where they overlap; whole: the whole image at once."""
     window_px: int | None = None
     """Side of the windows."""
     stride_px: int | None = None
-    """From one window to the next."""
+    """Distance between windows."""
     scales: tuple[float, ...] | None = None
-    """Sizes over the usual one; probabilities are averaged over them."""
+    """Factors on the image size; probabilities are averaged over them."""
     flip: bool | None = None
-    """Look at the mirror image too."""
+    """Also average over the horizontally flipped image."""
 
     def over(self, inference: InferenceConfig) -> InferenceConfig:
         return override(inference, self)
@@ -83,17 +83,17 @@ class InferenceChoice:
 
 @dataclass(frozen=True)
 class SegmentEval(EvalOptions):
-    """Measure a segmenter."""
+    """Evaluate a segmenter."""
 
     split: Literal["validation", "train"] = "validation"
-    """Which images."""
+    """Split to evaluate."""
     data: SegmentDataChoice = field(default_factory=SegmentDataChoice)
     inference: InferenceChoice = field(default_factory=InferenceChoice)
 
     def check(self) -> None:
         super().check()
         if self.split == "train" and (self.data.val_images or self.data.val_labels):
-            raise ValueError("--data.val-images and --data.val-labels are of the validation split; leave out --split train")
+            raise ValueError("--data.val-images and --data.val-labels belong to the validation split; leave out --split train")
 
 
 def run(options: SegmentEval) -> None:
@@ -103,16 +103,16 @@ def run(options: SegmentEval) -> None:
         own = segmenter.settings
         config = replace(own, data=options.data.over(own.data), inference=options.inference.over(own.inference))
         segmenter = replace(segmenter, settings=config, model=segmenter.model.to(world.device))
-        part = open_labelled(replace(config.data, source="folder"), options.split)  # it makes no scenes
+        part = open_labelled(replace(config.data, source="folder"), options.split)  # evaluation does not generate scenes
         if options.split == "train":
-            part.pairs = part.pairs[: config.data.limit]  # what it was trained on
-        index = [place for place in align_classes(part.classes, segmenter.names, part.name) if place is not None]
-        loader = eval_loader(part, config.data.workers, world, index)
+            part.pairs = part.pairs[: config.data.limit]  # the images it was trained on
+        indices = [index for index in align_classes(part.classes, segmenter.names, part.name) if index is not None]
+        loader = eval_loader(part, config.data.workers, world, indices)
         broken_files = BrokenFiles(config.data.on_broken, world.is_main)
         broken_files.record(part.broken, shared=True)
         with autocast(world.device, options.precision):
             scores, broken = evaluate_segmenter(
-                segmenter.label, loader, len(segmenter.names), world.device, broken_files.record, classes=index
+                segmenter.label, loader, len(segmenter.names), world.device, broken_files.record, classes=indices
             )
         if world.is_main:
             learned = count_training_images(own.data, part) if options.split == "validation" else None
@@ -120,9 +120,9 @@ def run(options: SegmentEval) -> None:
 
 
 def count_training_images(data: SegmentDataConfig, part: LabelSet) -> int | None:
-    """How many measured images are among those of the run's training split, if that can still be read."""
+    """How many of the evaluated images are training images of the run; None if its training split cannot be read."""
     try:
-        if data.root is None:  # weights without their run
+        if data.root is None:  # exported weights without a run folder
             return None
         known = open_labelled(replace(data, source="folder"), "train").pairs[: data.limit]
         contents = (Contents.of_files([pair.image for pair in pairs]) for pairs in (known, part.pairs))
@@ -131,25 +131,25 @@ def count_training_images(data: SegmentDataConfig, part: LabelSet) -> int | None
         return None
 
 
-def _views(inference: InferenceConfig) -> str:
-    """How the images were looked at, in words."""
+def _describe(inference: InferenceConfig) -> str:
+    """The inference settings as text."""
     how = "whole" if inference.mode == "whole" else f"windows of {inference.window_px} px every {inference.stride_px}"
     scales = "" if inference.scales == (1.0,) else f", scales {', '.join(f'{scale:g}' for scale in inference.scales)}"
-    return how + scales + (", mirrored too" if inference.flip else "")
+    return how + scales + (", with flips" if inference.flip else "")
 
 
 def _print(options: SegmentEval, segmenter: LoadedSegmenter, count: int, scores: LabelScores, learned: int | None) -> None:
     console = Console()
-    table = Table("class", "IoU, %", "pixels found, %")
+    table = Table("class", "IoU, %", "accuracy, %")
     for name, iou, accuracy in zip(segmenter.names, scores.iou, scores.accuracy, strict=True):
         table.add_row(Text(printable(name)), *("-" if value is None else f"{value:.1f}" for value in (iou, accuracy)))
     console.print(table)
     config = segmenter.settings
-    beside = papers_miou(config, segmenter.names, count) if options.split == "validation" else ""
+    paper = papers_miou(config, segmenter.names, count) if options.split == "validation" else ""
     console.print(
-        f"mean IoU {scores.miou:.2f} %{beside}, pixels right {scores.pixel_accuracy:.2f} %, mean over classes "
+        f"mean IoU {scores.miou:.2f} %{paper}, pixel accuracy {scores.pixel_accuracy:.2f} %, mean class accuracy "
         f"{scores.class_accuracy:.2f} %; {config.model.name}, {count} images, shorter side {config.data.short_px} px, "
-        f"{_views(config.inference)}"
+        f"{_describe(config.inference)}"
     )
     if learned:
         console.print(f"{learned} of the {counted(count, 'image')} are training images of this run (same bytes)")

@@ -1,6 +1,6 @@
-"""A class for every pixel of an image of any size: the whole image at once, or window by window with exact averages.
+"""Predict a class for every pixel of an image of any size: on the whole image, or in windows whose logits are averaged.
 
-Shapes: K classes; H, W the image as it is; h, w the image as the model sees it (a view of it: resized, perhaps mirrored).
+Shapes: K classes; H, W size of the image; h, w size of a view, the resized and possibly flipped image that the model runs on.
 """
 
 import math
@@ -21,23 +21,23 @@ from tailprop.utils.validation import check_at_least
 __all__ = ["InferenceConfig", "label_image", "slide", "windows"]
 
 Model = Callable[[Tensor], Tensor]  # (1, 3, h, w) -> (1, K, h, w)
-CLASSES_AT_ONCE: Final = 16  # enlarged to the image's size together: 150 of a 12 megapixel image would take 7 GB
+CLASSES_AT_ONCE: Final = 16  # resized to the image size together: 150 classes of a 12-megapixel image would take 7 GB
 
 
 @dataclass(frozen=True)
 class InferenceConfig:
-    """How a trained segmenter looks at an image."""
+    """How a trained segmenter runs on an image."""
 
     mode: Literal["slide", "whole"] = "slide"
-    """slide: in windows, averaged where they overlap; whole: at once."""
+    """slide: windows, averaged where they overlap; whole: the whole image at once."""
     window_px: int = 512
     """Side of the windows."""
     stride_px: int = 341
-    """From one window to the next."""
+    """Distance between windows."""
     scales: tuple[float, ...] = (1.0,)
-    """Sizes over the usual one; probabilities are averaged over them."""
+    """Factors on the image size; probabilities are averaged over them."""
     flip: bool = False
-    """Look at the mirror image too."""
+    """Also average over the horizontally flipped image."""
 
     def check(self) -> None:
         check_at_least("inference.window_px", self.window_px, MIN_SIZE_PX)
@@ -47,18 +47,18 @@ class InferenceConfig:
                 f"inference.stride_px {self.stride_px} leaves gaps between windows of {self.window_px} px; lower it"
             )
         if not self.scales or not all(0 < scale < math.inf for scale in self.scales):
-            raise ValueError(f"inference.scales are positive, one at least; got {self.scales}")
+            raise ValueError(f"inference.scales must be one or more positive numbers, got {self.scales}")
 
 
 def windows(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """First and last pixel (not included) of the windows along a side; the last one is moved back to end with the side."""
+    """Start and end (exclusive) of the windows along a side; the last window is moved back to end at the border."""
     count = max(0, -(-(length - window) // stride)) + 1
     ends = [min(length, k * stride + window) for k in range(count)]
     return [(max(0, end - window), end) for end in ends]
 
 
 def slide(model: Model, image: Tensor, window: int, stride: int) -> Tensor:
-    """The mean, at every pixel, of the logits of all windows that hold it. (1, 3, h, w) -> (1, K, h, w)"""
+    """The mean logits of all windows that contain a pixel. (1, 3, h, w) -> (1, K, h, w)"""
     h, w = image.shape[-2:]
     total: Tensor | None = None
     count = image.new_zeros(h, w, dtype=torch.float32)
@@ -69,18 +69,18 @@ def slide(model: Model, image: Tensor, window: int, stride: int) -> Tensor:
                 total = logits.new_zeros(1, logits.shape[1], h, w)
             total[..., top:bottom, left:right] += logits
             count[top:bottom, left:right] += 1
-    assert total is not None  # there is a window at least
+    assert total is not None  # there is at least one window
     return total / count
 
 
 @torch.inference_mode()
 def label_image(model: Model, image: Tensor, config: InferenceConfig, short_px: int, long_px: int) -> Tensor:
-    """The class of every pixel: (3, H, W) in bytes -> (H, W).
+    """Predict the class of every pixel: (3, H, W), uint8 -> (H, W).
 
     Args:
-        model: Images to logits; a module has to be in evaluation mode already.
+        model: Maps images to logits; a module must be in evaluation mode.
         short_px: Shorter side the image is resized to.
-        long_px: Its longer side at most.
+        long_px: Maximum longer side.
     """
     h, w = image.shape[-2:]
     views = []
@@ -95,24 +95,24 @@ def label_image(model: Model, image: Tensor, config: InferenceConfig, short_px: 
 
 def _logits(model: Model, view: Tensor, config: InferenceConfig) -> Tensor:
     h, w = view.shape[-2:]
-    view = torch.nn.functional.pad(view, (0, max(0, MIN_SIZE_PX - w), 0, max(0, MIN_SIZE_PX - h)))  # a line of a few pixels
+    view = torch.nn.functional.pad(view, (0, max(0, MIN_SIZE_PX - w), 0, max(0, MIN_SIZE_PX - h)))  # thin images
     logits = model(view).float() if config.mode == "whole" else slide(model, view, config.window_px, config.stride_px)
     return logits[..., :h, :w]
 
 
 def most_probable(views: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
-    """The class with the highest mean probability over views whose logits, (1, K, h, w), are first enlarged to `size`.
+    """The class with the highest mean probability over views whose logits, (1, K, h, w), are first resized to `size`.
 
-    A few classes at a time, so that the enlarged logits of all of them never exist at once; the outcome is the same.
+    Only a few classes are resized at a time, so that the resized logits of all classes are never in memory at once.
     """
     for view in views:
         check_finite(view)
-    norms = [_log_sum(view, size) for view in views] if len(views) > 1 else [None]  # alone, the highest logit will do
+    norms = [_log_sum(view, size) for view in views] if len(views) > 1 else [None]  # a single view needs no softmax
     best: Tensor | None = None
     for first in range(0, views[0].shape[1], CLASSES_AT_ONCE):
         scores = _scores(views[0], norms[0], first, size)
         for view, norm in zip(views[1:], norms[1:], strict=True):
-            scores += _scores(view, norm, first, size)  # one after the other: all at once would take as much memory as they are
+            scores += _scores(view, norm, first, size)  # one view at a time, to save memory
         score, found = scores.max(1)
         found = found + first
         if best is None:

@@ -1,4 +1,4 @@
-"""A trained segmenter, its classes, and how it looks at images."""
+"""Load a trained segmenter with its classes and inference settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +23,17 @@ __all__ = ["LabelMap", "LoadedSegmenter", "load_segmenter"]
 class LabelMap:
     """The class of every pixel of an image."""
 
-    labels: Tensor  # (H, W): places in `names`
+    labels: Tensor  # (H, W): indices into `names`
     names: tuple[str, ...]
 
     @property
     def counts(self) -> Tensor:
-        """Pixels of each class, (K,)."""
+        """Number of pixels of each class, (K,)."""
         return torch.bincount(self.labels.flatten(), minlength=len(self.names))
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of the pixels of each class that occurs, the largest first."""
+        """The share of pixels of each class that occurs, largest first."""
         counts = self.counts
         order = counts.argsort(descending=True, stable=True).tolist()
         return {self.names[i]: counts[i].item() / self.labels.numel() for i in order if counts[i] > 0}
@@ -43,10 +43,10 @@ class LabelMap:
 class LoadedSegmenter(Predictor[SegmentConfig, LabelMap]):
     """A segmenter; `names` are its classes."""
 
-    first_label: int = 0  # number of the first class in the label maps it was trained on
+    first_label: int = 0  # value of the first class in the label maps it was trained on
 
     def label(self, image: Tensor) -> Tensor:
-        """The class of every pixel of an image in bytes, (3, H, W) -> (H, W)."""
+        """Predict the class of every pixel of a uint8 image, (3, H, W) -> (H, W)."""
         data = self.settings.data
         return label_image(self.model, image, self.settings.inference, data.short_px, data.long_px)
 
@@ -57,13 +57,15 @@ class LoadedSegmenter(Predictor[SegmentConfig, LabelMap]):
 
 
 def load_segmenter(where: str | Path) -> LoadedSegmenter:
-    """Load a segmenter from its run folder, or from exported weights."""
+    """Load a segmenter from a run folder or exported weights."""
     weights = find_weights(where)
     config = read_settings(where, SegmentConfig)
     config = replace(config, model=replace(config.model, init=None))
     metadata = read_metadata(weights)
     if "first_label" not in metadata:
-        raise ValueError(f"{weights} has no model.safetensors beside it that names its classes; the run was not finished")
+        raise ValueError(
+            f"{weights} has no model.safetensors with the class names next to it: the run was not finished; resume it first"
+        )
     names = tuple(metadata["classes"].split("\n"))
     model, _ = create_segmenter(config.model, len(names), config.segmenter)
     return LoadedSegmenter(load_weights(model, weights, config.model.name), config, names, int(metadata["first_label"]))

@@ -1,4 +1,4 @@
-"""Intersection over union from exact counts: a confusion matrix of all labelled pixels of all processes."""
+"""Intersection over union from the exact confusion matrix of all labelled pixels of all processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ __all__ = ["LabelScores", "confusion", "score_confusion"]
 
 @dataclass(frozen=True)
 class LabelScores:
-    """How a segmenter did, in per cent. A class that is neither labelled nor predicted anywhere has no number and no weight."""
+    """Scores of a segmenter, in per cent. A class that is neither labelled nor predicted has no score and does not count."""
 
     miou: float
     pixel_accuracy: float
-    class_accuracy: float  # mean over the classes that are labelled
+    class_accuracy: float  # mean over the labelled classes
     iou: tuple[float | None, ...]
-    accuracy: tuple[float | None, ...]  # of each class's labelled pixels, how many were found
+    accuracy: tuple[float | None, ...]  # share of each class's labelled pixels that are predicted correctly
 
     def numbers(self) -> dict[str, float]:
         return dict(miou=self.miou, pixel_accuracy=self.pixel_accuracy, class_accuracy=self.class_accuracy)
@@ -33,10 +33,10 @@ def confusion(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
 
 
 def score_confusion(counts: Tensor, classes: Sequence[int] | None = None) -> LabelScores:
-    """The numbers of a confusion matrix, (K, K) integers.
+    """The scores of a confusion matrix, (K, K) integers.
 
     Args:
-        classes: Those the labels know, if they are fewer than the model's; the means are over them alone.
+        classes: Class indices of the dataset, if it has fewer classes than the model; the means are over these only.
     """
     counts = counts.double()  # exact up to 2^53 pixels
     right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
@@ -47,7 +47,7 @@ def score_confusion(counts: Tensor, classes: Sequence[int] | None = None) -> Lab
         known = torch.zeros(len(counts), dtype=torch.bool)
         known[list(classes)] = True
         union = torch.where(known, union, 0.0)
-    iou, accuracy = 100 * right / union, 100 * right / labelled  # nan where there is nothing, and right is 0 there
+    iou, accuracy = 100 * right / union, 100 * right / labelled  # 0 / 0 = NaN for classes without pixels
     return LabelScores(
         miou=iou[union > 0].mean().item(),
         pixel_accuracy=(100 * right.sum() / labelled.sum()).item(),
@@ -58,4 +58,4 @@ def score_confusion(counts: Tensor, classes: Sequence[int] | None = None) -> Lab
 
 
 def _or_none(values: Tensor) -> tuple[float | None, ...]:
-    return tuple(None if value != value else value for value in values.tolist())  # nan is not itself
+    return tuple(None if value != value else value for value in values.tolist())  # NaN is not equal to itself

@@ -1,4 +1,4 @@
-"""UPerNet over any backbone timm knows: our stages, the decoder of segmentation-models-pytorch, an auxiliary head.
+"""UPerNet on any timm backbone, with the decoder of segmentation-models-pytorch and an auxiliary head.
 
 Shapes: B batch, H height, W width of the images, K classes. Each stage's output is normalised before both heads, as in the
 segmenters of Swin, ConvNeXt and vHeat.
@@ -26,32 +26,32 @@ __all__ = ["Segmenter", "SegmenterConfig", "create_segmenter", "segmenter_macs"]
 
 @dataclass(frozen=True)
 class SegmenterConfig:
-    """The parts of UPerNet behind the backbone; as given they are those of the literature."""
+    """UPerNet after the backbone; the defaults are those of the literature."""
 
     channels: int = 512
-    """Width of the decoder."""
+    """Channels of the decoder."""
     dropout: float = 0.1
     """Share of channels dropped before each classifier."""
     aux_channels: int = 256
-    """Width of the auxiliary head on the third stage."""
+    """Channels of the auxiliary head on the third stage."""
     aux_weight: float = 0.4
-    """Weight of its loss; 0 = no such head."""
+    """Weight of the auxiliary loss; 0 = no auxiliary head."""
 
     def check(self) -> None:
         check_at_least("segmenter.channels", self.channels, 1)
         check_at_least("segmenter.aux_channels", self.aux_channels, 1)
         check_at_least("segmenter.aux_weight", self.aux_weight, 0)
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"segmenter.dropout lies in [0, 1), got {self.dropout}")
+            raise ValueError(f"segmenter.dropout must be in [0, 1), got {self.dropout}")
 
 
 class Segmenter(nn.Module):
-    """Logits for every pixel: (B, 3, H, W) -> (B, K, H, W); in training those of the auxiliary head too, where there is one.
+    """Logits for every pixel: (B, 3, H, W) -> (B, K, H, W); in training also those of the auxiliary head, if there is one.
 
     Args:
         stages: A backbone made with timm's `features_only`, four stages.
         num_classes: K.
-        multiple_px: Sides are filled up to multiples of this for the backbone, and cut again.
+        multiple_px: Images are padded to multiples of this for the backbone, and the logits are cropped again.
     """
 
     def __init__(self, stages: nn.Module, num_classes: int, config: SegmenterConfig, multiple_px: int = 1) -> None:
@@ -61,7 +61,7 @@ class Segmenter(nn.Module):
         widths: list[int] = stages.feature_info.channels()  # type: ignore[operator, union-attr]
         self.norms = nn.ModuleList(LayerNorm2d(width) for width in widths)
         self.decoder = UPerNetDecoder([0, 0, *widths], decoder_channels=config.channels)  # maps at 1/1 and 1/2 are not used
-        self.decoder.feature_norms = nn.ModuleList(nn.Identity() for _ in widths)  # ours, which the auxiliary head sees too
+        self.decoder.feature_norms = nn.ModuleList(nn.Identity() for _ in widths)  # `norms` is shared with the auxiliary head
         self.head = _classifier(config.channels, num_classes, config.dropout)
         self.aux = _auxiliary(widths[2], num_classes, config) if config.aux_weight > 0 else None
         for module in (self.decoder, self.head, self.aux):
@@ -93,7 +93,7 @@ class Segmenter(nn.Module):
 
 
 def enlarge(logits: Tensor, size: torch.Size | tuple[int, int]) -> Tensor:
-    """Bilinear, in FP32: with BF16's eight bits close classes would tie."""
+    """Resize bilinearly in FP32: with the 8-bit precision of BF16 close classes would tie."""
     return F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)
 
 
@@ -109,7 +109,7 @@ def _auxiliary(width: int, num_classes: int, config: SegmenterConfig) -> nn.Sequ
 
 
 def _init_module(module: nn.Module) -> None:
-    """He's for convolutions before a ReLU; classifiers start near zero."""
+    """He initialization for convolutions before a ReLU; classifiers start near zero."""
     if isinstance(module, nn.Conv2d) and module.bias is None:
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(module, nn.Conv2d):
@@ -118,12 +118,12 @@ def _init_module(module: nn.Module) -> None:
 
 
 def create_segmenter(model: ModelConfig, num_classes: int, config: SegmenterConfig) -> tuple[Segmenter, WarmStartReport | None]:
-    """The segmenter, its backbone from scratch or from a classifier's checkpoint."""
-    multiple_px = 32 if timm.get_pretrained_cfg_value(model.name, "fixed_input_size") else 1  # Swin; ours take any size
+    """A segmenter whose backbone has random weights or those of a classifier's checkpoint."""
+    multiple_px = 32 if timm.get_pretrained_cfg_value(model.name, "fixed_input_size") else 1  # Swin; TailProp takes any size
     segmenter = Segmenter(create_stages(model, "a segmenter"), num_classes, config, multiple_px)
     return segmenter, start_from(segmenter, segmenter.body, model.init, head="decoder.")
 
 
 def segmenter_macs(segmenter: Segmenter, height: int = 512, width: int = 512) -> int:
-    """Multiply-adds for one image of this size, without the auxiliary head, which only training uses; nothing is computed."""
+    """Multiply-adds for one image of this size, without the auxiliary head, counted on the meta device."""
     return count_macs(copy.deepcopy(segmenter).to("meta").eval(), height, width)

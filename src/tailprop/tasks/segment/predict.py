@@ -18,23 +18,23 @@ from tailprop.tasks.segment.evaluate import InferenceChoice
 from tailprop.tasks.segment.load import LabelMap, LoadedSegmenter, load_segmenter
 from tailprop.utils.text import printable
 
-NAMED = 6  # classes of an image in the table
+NAMED = 6  # classes listed for each image in the table
 __all__ = ["SegmentPredict", "run"]
 
 
 @dataclass(frozen=True)
 class SegmentPredict(PredictOptions):
-    """Label every pixel of images."""
+    """Predict a class for every pixel of images."""
 
     out: Path = Path("segmented")
-    """Folder for NAME.png (label map, numbers as in the training data), NAME_overlay.jpg and classes.txt."""
+    """Folder for NAME.png (label map, values as in the training data), NAME_overlay.jpg and classes.txt."""
     inference: InferenceChoice = field(default_factory=InferenceChoice)
 
 
 def run(options: SegmentPredict) -> None:
     options.check()
     with process_group(options.device, options.threads) as world:
-        if world.is_main:  # under torchrun one process answers, once
+        if world.is_main:  # under torchrun only rank 0 predicts
             paths = list_images(options.images)
             segmenter = load_segmenter(options.checkpoint)
             settings = replace(segmenter.settings, inference=options.inference.over(segmenter.settings.inference))
@@ -48,7 +48,7 @@ def run(options: SegmentPredict) -> None:
 
 
 def _check_out(options: SegmentPredict, paths: Sequence[Path], classes: str) -> None:
-    """Label maps in the folder may be the ones that were drawn by hand."""
+    """Check that nothing is overwritten: label maps in the folder may be hand-made annotations."""
     stems, names = unique_stems(paths), options.out / "classes.txt"
     maps = [options.out / f"{stem}.png" for stem in stems]
     lists = [names] if names.exists() and names.read_text(encoding="utf-8", errors="replace") != classes else []
@@ -56,7 +56,7 @@ def _check_out(options: SegmentPredict, paths: Sequence[Path], classes: str) -> 
 
 
 def _class_list(segmenter: LoadedSegmenter) -> str:
-    """The table of labels and names, which `tailprop` reads as a list of classes."""
+    """A table of label values and class names, which `tailprop` can read as a class list."""
     rows = [f"{label}\t{name}" for label, name in enumerate(segmenter.names, start=segmenter.first_label)]
     return "\n".join(["Idx\tName", *rows]) + "\n"
 
@@ -64,7 +64,7 @@ def _class_list(segmenter: LoadedSegmenter) -> str:
 def _label_all(options: SegmentPredict, segmenter: LoadedSegmenter, paths: Sequence[Path]) -> Table:
     table, console = Table("image", "size", "classes, % of pixels"), Console(stderr=True)
     skipped = SkippedImages(console, options.on_broken, len(paths))
-    with progress_bar("labelling", len(paths), console) as advance:
+    with progress_bar("segmenting", len(paths), console) as advance:
         for path, stem in zip(paths, unique_stems(paths), strict=True):
             advance(1)
             image = read_image(path, "RGB")

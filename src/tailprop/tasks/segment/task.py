@@ -39,7 +39,7 @@ from tailprop.tasks.segment.inference import InferenceConfig, label_image
 from tailprop.tasks.segment.metrics import LabelScores, confusion, score_confusion
 from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
 
-IMAGES_DRAWN = 8  # of the validation set, when a run ends
+IMAGES_DRAWN = 8  # validation images in predictions.jpg
 __all__ = ["SegmentConfig", "Segmentation", "evaluate_segmenter"]
 
 
@@ -48,9 +48,9 @@ class SegmentConfig(TaskConfig):
     """Train UPerNet."""
 
     task: Literal["segment"] = "segment"
-    """What is trained."""
+    """Task to train."""
     paper_miou: Annotated[dict[str, float], tyro.conf.Suppress] = setting(factory=dict)
-    """The paper's mean IoU by model, to stand beside ours."""
+    """The paper's mean IoU for models of this recipe, printed next to ours."""
     segmenter: SegmenterConfig = setting(factory=SegmenterConfig)
     data: SegmentDataConfig = setting(factory=SegmentDataConfig)
     augment: SegmentAugmentConfig = setting(factory=SegmentAugmentConfig)
@@ -64,7 +64,7 @@ class SegmentConfig(TaskConfig):
 
 
 class Segmentation(BaseTask[SegmentConfig]):
-    """The task, for one process."""
+    """The segmentation task of one process."""
 
     def __init__(self, config: SegmentConfig, world: World) -> None:
         super().__init__(config, world, config.data.on_broken)
@@ -80,12 +80,12 @@ class Segmentation(BaseTask[SegmentConfig]):
         dataset = SegmentationDataset(train, Augment(config.augment, data.short_px, data.long_px))
         self.train_loader = create_loader(dataset, self.sampler, collate, data.workers, world.device)
         self.eval_loader = eval_loader(validation, data.workers, world)
-        self.shown: dict[int, Tensor] = {}
+        self.drawn: dict[int, Tensor] = {}  # predictions to draw, by index
 
     def build_model(self, resumed: bool = False) -> nn.Module:
-        model, taken = create_segmenter(self.model_config(resumed), len(self.classes), self.config.segmenter)
-        if taken is not None and self.world.is_main:
-            print(taken)
+        model, report = create_segmenter(self.model_config(resumed), len(self.classes), self.config.segmenter)
+        if report is not None and self.world.is_main:
+            print(report)
         return model
 
     def loss(self, model: nn.Module, batch: SegmentBatch) -> Tensor:
@@ -98,18 +98,18 @@ class Segmentation(BaseTask[SegmentConfig]):
         return pixel_loss(logits[0], labels) + self.config.segmenter.aux_weight * pixel_loss(logits[1], labels)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        data, self.shown = self.config.data, {}
+        data, self.drawn = self.config.data, {}
 
         def label(image: Tensor) -> Tensor:
             return label_image(model, image, self.config.inference, data.short_px, data.long_px)
 
-        found = evaluate_segmenter(
-            label, self.eval_loader, len(self.classes), self.world.device, self.broken.record, self._show
+        scores, _ = evaluate_segmenter(
+            label, self.eval_loader, len(self.classes), self.world.device, self.broken.record, self._keep
         )
-        return found[0].numbers()
+        return scores.numbers()
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        """What the manifest says of this task."""
+        """The entries of this task in the manifest."""
         assert isinstance(model, Segmenter)
         side = self.config.augment.crop_px
         return {
@@ -124,7 +124,7 @@ class Segmentation(BaseTask[SegmentConfig]):
         return data_summary(self.classes, {name: len(part.pairs) for name, part in self.sets.items()})
 
     def metadata(self) -> dict[str, str]:
-        """What the exported weights say of themselves."""
+        """The metadata of the exported weights."""
         return {
             "task": "segment",
             "architecture": self.config.model.name,
@@ -133,52 +133,52 @@ class Segmentation(BaseTask[SegmentConfig]):
         }
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
-        draw_learning(history, folder / "learning.png", {"miou": "mean IoU, %", "pixel_accuracy": "pixels right, %"})
-        validation, tiles, seen = self.sets["validation"], [], np.zeros(len(self.classes), dtype=np.int64)
-        for index, predicted in self.shown.items():
+        draw_learning(history, folder / "learning.png", {"miou": "mean IoU, %", "pixel_accuracy": "pixel accuracy, %"})
+        validation, tiles, counts = self.sets["validation"], [], np.zeros(len(self.classes), dtype=np.int64)
+        for index, predicted in self.drawn.items():
             read = read_pair(validation.pairs[index], len(self.classes), validation.first_label)
             assert not isinstance(read, Broken)  # it was read when it was evaluated
             found = predicted.numpy()
             for labels in (read[1][read[1] != IGNORE], found.ravel()):
-                seen += np.bincount(labels, minlength=len(seen))
+                counts += np.bincount(labels, minlength=len(counts))
             tiles += [read[0], draw_labels(read[0], read[1]), draw_labels(read[0], found)]
-        if tiles:  # image, truth and answer side by side
+        if tiles:  # image, ground truth and prediction side by side
             draw_page(tiles, folder / "predictions.jpg", columns=6 if len(tiles) > 3 else 3, width_px=210)
-            stack_legend(folder / "predictions.jpg", seen, self.classes)
+            stack_legend(folder / "predictions.jpg", counts, self.classes)
 
     def summary(self, best: dict[str, float]) -> str:
         paper = papers_miou(self.config, self.classes, len(self.sets["validation"].pairs))
-        return f"mean IoU {best['miou']:.2f}{paper}, pixels right {best['pixel_accuracy']:.2f} %"
+        return f"mean IoU {best['miou']:.2f}{paper}, pixel accuracy {best['pixel_accuracy']:.2f} %"
 
-    def _show(self, index: int, predicted: Tensor) -> None:
-        if len(self.shown) < IMAGES_DRAWN:
-            self.shown[index] = predicted
+    def _keep(self, index: int, predicted: Tensor) -> None:
+        if len(self.drawn) < IMAGES_DRAWN:
+            self.drawn[index] = predicted
 
 
 def papers_miou(config: SegmentConfig, classes: Sequence[str], images: int) -> str:
-    """The paper's number in words, where it is for this model, for ADE20K's classes and for as many images."""
-    are_ade20ks = images == 2000 and tuple(name.split(",")[0] for name in classes) == ade20k_classes().names
-    number = config.paper_miou.get(config.model.name) if are_ade20ks else None
+    """The paper's mean IoU for this model as text; empty if it has none or the data is not ADE20K's validation set."""
+    is_ade20k = images == 2000 and tuple(name.split(",")[0] for name in classes) == ade20k_classes().names
+    number = config.paper_miou.get(config.model.name) if is_ade20k else None
     return "" if number is None else f" (the paper, on ADE20K's 2,000 validation images: {number:.1f})"
 
 
 def check_batch_norm(batch_size: int, world: World) -> None:
-    """The decoder pools an image to a single pixel, and batch norm needs two of them."""
+    """Check the batch size: the decoder pools each image to a single pixel, and batch norm needs at least two."""
     synchronised = world.device.type == "cuda" and world.size > 1
     if batch_size * (world.size if synchronised else 1) < 2:
-        raise ValueError("UPerNet's batch norm needs two images at once in training; set --optim.batch-size to 2 or more")
+        raise ValueError("UPerNet's batch norm needs two images per batch in training; set --optim.batch-size to 2 or more")
 
 
 def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy, averaged over all pixels, ignored ones as zeros.
+    """Cross entropy, averaged over all pixels; ignored pixels count as zero.
 
-    So every process's loss weighs the same as in one big batch, and an image nobody labelled is no division by zero.
+    So the losses of all processes are weighted as in one large batch, and an unlabelled image does not divide by zero.
     """
     return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / labels.numel()
 
 
 def eval_loader(part: LabelSet, workers: int, world: World, order: Sequence[int] | None = None) -> DataLoader[Any]:
-    """Images one at a time, at their own sizes."""
+    """A loader with batches of one image at its original size."""
     return create_loader(
         SegmentationDataset(part, order=order), EvalSampler(len(part.pairs), 1, world), collate, workers, world.device
     )
@@ -191,16 +191,16 @@ def evaluate_segmenter(
     num_classes: int,
     device: torch.device,
     record: Callable[[Sequence[Broken]], object] = lambda _broken: None,
-    show: Callable[[int, Tensor], object] = lambda _index, _labels: None,
+    on_predicted: Callable[[int, Tensor], object] = lambda _index, _labels: None,
     classes: Sequence[int] | None = None,
 ) -> tuple[LabelScores, list[Broken]]:
-    """The scores over the images of all processes, and what could not be read.
+    """The scores over the images of all processes, and the images that could not be read.
 
     Args:
-        label: An image on the device, (3, H, W) in bytes, to the class of every pixel.
-        record: Told what could not be read, when it is met; it may raise.
-        show: Told the place of each image in the set, and what was predicted.
-        classes: Those the labels know, if they are fewer than the model's.
+        label: Predicts the class of every pixel of an image on the device, (3, H, W), uint8.
+        record: Called with the broken images of each batch; it may raise.
+        on_predicted: Called with the index of each image and its prediction.
+        classes: Class indices of the dataset, if it has fewer classes than the model.
     """
     counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
     broken: list[Broken] = []
@@ -210,9 +210,9 @@ def evaluate_segmenter(
         for image, labels, index in zip(batch.images, batch.labels, batch.indices, strict=True):
             predicted = label(to_device(image, device))
             counts += confusion(to_device(labels, device), predicted, num_classes).cpu()
-            show(index, predicted.to("cpu", torch.int16))
-    everything = all_reduce_sum(counts, device)  # whole numbers: exact in any order
+            on_predicted(index, predicted.to("cpu", torch.int16))
+    total = all_reduce_sum(counts, device)  # integers: exact in any order
     broken = [item for share in all_gather(broken) for item in share]
-    if broken and not everything.any():
-        raise ValueError(f"no labelled pixel could be evaluated; the first of {len(broken)} broken: {broken[0]}")
-    return score_confusion(everything, classes), broken
+    if broken and not total.any():
+        raise ValueError(f"no labelled pixel could be evaluated; the first of {len(broken)} broken images: {broken[0]}")
+    return score_confusion(total, classes), broken
