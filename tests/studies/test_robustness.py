@@ -24,7 +24,7 @@ from tailprop.studies.corruptions import CORRUPTIONS
 from tailprop.studies.robustness import Robustness, Row, _print, _rows, imagenet_a_indices, imagenet_indices, measure
 from tailprop.tasks.classify.data import DataConfig
 from tailprop.tasks.classify.evaluate import DataChoice, evaluate_on
-from tailprop.tasks.classify.load import Classifier
+from tailprop.tasks.classify.load import ImageClassifier
 from tailprop.tasks.classify.metrics import Accuracy
 from tailprop.tasks.classify.task import ClassifyConfig
 
@@ -49,10 +49,10 @@ class Answers(nn.Module):
         return logits
 
 
-def classifier(num_classes: int, answer: Callable[[int], list[int]], classes: tuple[str, ...] | None = None) -> Classifier:
+def classifier(num_classes: int, answer: Callable[[int], list[int]], classes: tuple[str, ...] | None = None) -> ImageClassifier:
     names = classes or (tuple(SYNSETS) if num_classes == 1000 else tuple(map(str, range(num_classes))))
     settings = ClassifyConfig(model=ModelConfig(name="stub"), data=SMALL)
-    return Classifier(Answers(num_classes, answer).eval(), settings, names)
+    return ImageClassifier(Answers(num_classes, answer).eval(), settings, names)
 
 
 def write_greys(root: Path, greys: dict[str, list[int]]) -> Path:

@@ -20,7 +20,7 @@ from ._checks import check_at_least, check_choice
 from .layers import MLP, StochasticDepth, in_slices
 from .mixers import build_mixer, resample_embedding
 
-__all__ = ["TPOBlock", "TPOLayer", "TPOStage", "TailProp"]
+__all__ = ["TPOBlock", "TPOLayer", "TPOStage", "TailProp", "init_module", "to_nchw", "to_nhwc"]
 
 MIN_SIZE_PX: Final = 32
 
@@ -233,7 +233,7 @@ class TailProp(nn.Module):
 
     def init_weights(self) -> None:
         """Initialize every parameter, also after `to_empty`."""
-        named_apply(_init_module, self)  # children before parents: an operator may adjust the linears of its gate
+        named_apply(init_module, self)  # children before parents: an operator may adjust the linears of its gate
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -384,10 +384,11 @@ def _map_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int
     return -(-h // reduction), -(-w // reduction)
 
 
-def _init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
+def init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
     """Linears as in vHeat (truncated normal, 0.02); other modules by their own `reset_parameters`."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
-        nn.init.zeros_(module.bias)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
     elif callable(reset := getattr(module, "reset_parameters", None)):
         reset()

@@ -27,7 +27,7 @@ from tailprop.runtime.provenance import provenance
 from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
 from tailprop.tasks.classify.data import DataConfig, open_source
 from tailprop.tasks.classify.evaluate import DataChoice, align_source, evaluate_on
-from tailprop.tasks.classify.load import Classifier, load_classifier
+from tailprop.tasks.classify.load import ImageClassifier, load_classifier
 from tailprop.tasks.classify.metrics import Accuracy, ignore
 from tailprop.tasks.classify.sources import Source
 from tailprop.tasks.common.bench import write_rows
@@ -139,7 +139,7 @@ def run(options: Robustness) -> None:
 
 
 def measure(
-    options: Robustness, classifier: Classifier, world: World, keep: Callable[[Sequence[Row]], object] = ignore
+    options: Robustness, classifier: ImageClassifier, world: World, keep: Callable[[Sequence[Row]], object] = ignore
 ) -> list[Row]:
     """All requested measurements, in the order of the table; `keep` is called with all rows so far after each one."""
     rows: list[Row] = []
@@ -149,7 +149,7 @@ def measure(
     return rows
 
 
-def _measure_each(options: Robustness, classifier: Classifier, world: World) -> Iterator[Row]:
+def _measure_each(options: Robustness, classifier: ImageClassifier, world: World) -> Iterator[Row]:
     if options.sketch is not None:
         yield _measure_imagenet(options, classifier, world, SKETCH, options.sketch, range(1000))
     if options.imagenet_a is not None:
@@ -159,7 +159,7 @@ def _measure_each(options: Robustness, classifier: Classifier, world: World) -> 
 
 
 def _measure_imagenet(
-    options: Robustness, classifier: Classifier, world: World, name: str, root: Path, outputs: Sequence[int]
+    options: Robustness, classifier: ImageClassifier, world: World, name: str, root: Path, outputs: Sequence[int]
 ) -> Row:
     """The accuracy on a dataset with ImageNet's classes or a subset of them."""
     _check_imagenet_model(classifier, name)
@@ -181,7 +181,7 @@ def _relabel(source: Source, name: str, outputs: Sequence[int], limit: int) -> S
     return Selection(source, rows, tuple(imagenet_synsets()[i] for i in outputs), labels)
 
 
-def _measure_corruptions(options: Robustness, classifier: Classifier, world: World) -> Iterator[Row]:
+def _measure_corruptions(options: Robustness, classifier: ImageClassifier, world: World) -> Iterator[Row]:
     data = options.data.over(classifier.settings.data)
     source = open_source(data, "validation")
     align_source(source, classifier.names)
@@ -261,7 +261,7 @@ def _outputs(source: Source, name: str, allowed: Sequence[int]) -> dict[int, int
     return found
 
 
-def _check_imagenet_model(classifier: Classifier, name: str) -> None:
+def _check_imagenet_model(classifier: ImageClassifier, name: str) -> None:
     if len(classifier.names) != 1000:
         raise ValueError(
             f"{name} needs a model with ImageNet's 1000 classes, but {classifier.name} has {len(classifier.names)}"
@@ -314,7 +314,7 @@ def _figures(rows: Sequence[Row], levels: Sequence[int]) -> list[str]:
     return [f"{np.mean(column):.2f}" if column else "-" for column in columns] + [f"{np.mean([r.top1 for r in rows]):.2f}"]
 
 
-def _origin(options: Robustness, classifier: Classifier, world: World) -> dict[str, str]:
+def _origin(options: Robustness, classifier: ImageClassifier, world: World) -> dict[str, str]:
     """The provenance that is added to every row."""
     size_px = options.data.size_px or classifier.settings.data.size_px
     about = dict(model=classifier.name, checkpoint=options.checkpoint, size_px=str(size_px))

@@ -19,7 +19,7 @@ from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.classify.data import DataConfig, ImageDataset, collate, open_source
 from tailprop.tasks.classify.figures import CONFUSION_CLASSES, draw_confusion, draw_mistakes
-from tailprop.tasks.classify.load import Classifier, load_classifier
+from tailprop.tasks.classify.load import ImageClassifier, load_classifier
 from tailprop.tasks.classify.metrics import Accuracy, evaluate_classifier
 from tailprop.tasks.classify.sources import Folder, Source, check_labels
 from tailprop.tasks.common.classes import align_classes
@@ -140,7 +140,7 @@ def align_source(source: Source, known: tuple[str, ...]) -> None:
     source.classes = known
 
 
-def count_training_images(classifier: Classifier, source: Source) -> int | None:
+def count_training_images(classifier: ImageClassifier, source: Source) -> int | None:
     """How many of the evaluated images are training images of the run; None if those cannot be read."""
     data = classifier.settings.data
     if data.source in ("folder", "parquet") and data.root is None:
@@ -153,7 +153,7 @@ def count_training_images(classifier: Classifier, source: Source) -> int | None:
 
 
 def evaluate_on(
-    classifier: Classifier,
+    classifier: ImageClassifier,
     source: Source,
     data: DataConfig,
     world: World,
@@ -185,7 +185,7 @@ def evaluate_on(
         return evaluate_classifier(model, loader, count, world.device, subset, advance, record)
 
 
-def _print(classifier: Classifier, data: DataConfig, result: Accuracy, overlap: int | None) -> None:
+def _print(classifier: ImageClassifier, data: DataConfig, result: Accuracy, overlap: int | None) -> None:
     console = Console()
     table = Table("model", "images", "px", "top-1, %", "top-5, %", "loss")
     figures = [f"{result.top1:.2f}", f"{result.top5:.2f}", f"{result.loss:.4f}"]
@@ -207,7 +207,7 @@ def _print(classifier: Classifier, data: DataConfig, result: Accuracy, overlap: 
 
 
 def _write(
-    options: ClassifyEval, classifier: Classifier, data: DataConfig, source: Source, result: Accuracy, overlap: int | None
+    options: ClassifyEval, classifier: ImageClassifier, data: DataConfig, source: Source, result: Accuracy, overlap: int | None
 ) -> None:
     if options.out is not None:
         numbers = dict(model=classifier.name, count=result.count, size_px=data.size_px, broken=len(result.broken))

@@ -22,7 +22,7 @@ from tailprop.tasks.classify.task import ClassifyConfig
 from tailprop.tasks.common.models import check_finite, check_model, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil
 
-__all__ = ["ClassPrediction", "ClassScore", "Classifier", "load_classifier"]
+__all__ = ["ClassPrediction", "ClassScore", "ImageClassifier", "load_classifier"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _rounded(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Classifier(Predictor[ClassifyConfig, ClassPrediction]):
+class ImageClassifier(Predictor[ClassifyConfig, ClassPrediction]):
     """A classifier; `names` are its classes."""
 
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and standard deviation, if not the default
@@ -108,7 +108,7 @@ class Classifier(Predictor[ClassifyConfig, ClassPrediction]):
         return [ClassPrediction(row, self.names) for row in logits.softmax(dim=1)]
 
 
-def load_classifier(where: str | Path, model_name: str | None = None, size_px: int | None = None) -> Classifier:
+def load_classifier(where: str | Path, model_name: str | None = None, size_px: int | None = None) -> ImageClassifier:
     """Load a classifier.
 
     Args:
@@ -134,10 +134,10 @@ def load_classifier(where: str | Path, model_name: str | None = None, size_px: i
     settings = replace(settings, model=replace(settings.model, init=None), data=settings.data.at_size(size_px))
     name = settings.model.name
     model = load_weights(create_model(settings.model, _num_classes(state, name), report=False), weights, name, state)
-    return Classifier(model, settings, _class_names(weights, model))
+    return ImageClassifier(model, settings, _class_names(weights, model))
 
 
-def _pretrained(name: str, size_px: int | None) -> Classifier:
+def _pretrained(name: str, size_px: int | None) -> ImageClassifier:
     try:
         model = timm.create_model(name, pretrained=True).eval()
     except RuntimeError as error:
@@ -149,7 +149,7 @@ def _pretrained(name: str, size_px: int | None) -> Classifier:
         augment=AugmentConfig(interpolation=theirs["interpolation"]),
     )
     names = _imagenet_names() if model.num_classes == 1000 else tuple(map(str, range(model.num_classes)))
-    return Classifier(model, settings, names, (theirs["mean"], theirs["std"]), theirs["crop_mode"])
+    return ImageClassifier(model, settings, names, (theirs["mean"], theirs["std"]), theirs["crop_mode"])
 
 
 def _class_names(weights: Path, model: nn.Module) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from tailprop.data.images import is_image, list_images, prefetch, read_image, su
 from tailprop.engine.options import Checkpoint
 from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import process_group
-from tailprop.tasks.classify.load import Classifier, ClassPrediction, ClassScore, load_classifier
+from tailprop.tasks.classify.load import ClassPrediction, ClassScore, ImageClassifier, load_classifier
 from tailprop.tasks.common.options import ComputeOptions, Images
 from tailprop.tasks.common.pages import draw_page, with_caption
 from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
@@ -109,7 +109,7 @@ def run(options: ClassifyPredict) -> None:
 
 
 def classify_images(
-    classifier: Classifier,
+    classifier: ImageClassifier,
     paths: Sequence[Path],
     on_broken: Callable[[Broken], object],
     top: int = 5,
@@ -145,7 +145,7 @@ def _prediction(path: Path, scores: ClassPrediction, top: int) -> Prediction:
     return Prediction(str(path), tuple(scores.top(top)))
 
 
-def _reader(classifier: Classifier) -> Callable[[Path], Tensor | Broken]:
+def _reader(classifier: ImageClassifier) -> Callable[[Path], Tensor | Broken]:
     mode, transform = classifier.mode, classifier.transform()
 
     def read(path: Path) -> Tensor | Broken:
@@ -155,7 +155,7 @@ def _reader(classifier: Classifier) -> Callable[[Path], Tensor | Broken]:
     return read
 
 
-def _classify_with_progress(options: ClassifyPredict, classifier: Classifier, paths: Sequence[Path]) -> list[Prediction]:
+def _classify_with_progress(options: ClassifyPredict, classifier: ImageClassifier, paths: Sequence[Path]) -> list[Prediction]:
     console = Console(stderr=True)
     skipped = SkippedImages(console, options.on_broken, len(paths))
     with progress_bar("classifying", len(paths), console, len(paths) > options.batch_size) as advance:

@@ -14,7 +14,7 @@ from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.detect.data import DetectDataConfig, open_coco
-from tailprop.tasks.detect.load import LoadedDetector, load_detector
+from tailprop.tasks.detect.load import ObjectDetector, load_detector
 from tailprop.tasks.detect.metrics import KINDS, NAMES, RECALLS
 from tailprop.tasks.detect.task import detect_all, eval_loader, papers_ap, score_over_processes, training_images
 from tailprop.utils.files import write_json
@@ -99,7 +99,7 @@ def count_training_images(data: DetectDataConfig, measured: list[Path]) -> int |
 
 
 def _print(
-    options: DetectEval, detector: LoadedDetector, count: int, file: str, scores: dict[str, float], learned: int | None
+    options: DetectEval, detector: ObjectDetector, count: int, file: str, scores: dict[str, float], learned: int | None
 ) -> None:
     console = Console()
     table = Table("", *(f"{kind}, %" for kind in KINDS))

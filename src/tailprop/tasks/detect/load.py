@@ -19,7 +19,7 @@ from tailprop.tasks.detect.model import Detector, create_detector
 from tailprop.tasks.detect.task import DetectConfig
 from tailprop.utils.validation import check_at_least
 
-__all__ = ["Detections", "LoadedDetector", "load_detector"]
+__all__ = ["Detections", "ObjectDetector", "load_detector"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Detections:
 
 
 @dataclass(frozen=True)
-class LoadedDetector(Predictor[DetectConfig, Detections]):
+class ObjectDetector(Predictor[DetectConfig, Detections]):
     """A detector; `names` are its categories."""
 
     category_ids: tuple[int, ...] = ()  # in the training data; label k of the model is entry k - 1
@@ -86,7 +86,7 @@ class LoadedDetector(Predictor[DetectConfig, Detections]):
         return Detections(found["boxes"].float(), found["scores"].float(), labels, names, found["masks"][:, 0] >= 0.5)
 
 
-def load_detector(where: str | Path, short_px: int | None = None, long_px: int | None = None) -> LoadedDetector:
+def load_detector(where: str | Path, short_px: int | None = None, long_px: int | None = None) -> ObjectDetector:
     """Load a detector from a run folder or exported weights; `short_px` and `long_px` override the run's sizes."""
     weights = find_weights(where)
     config = read_settings(where, DetectConfig)
@@ -102,4 +102,4 @@ def load_detector(where: str | Path, short_px: int | None = None, long_px: int |
         )
     ids, names = tuple(json.loads(metadata["category_ids"])), tuple(metadata["classes"].split("\n"))
     model, _ = create_detector(config.model, len(names), short, long, config.detector)
-    return LoadedDetector(load_weights(model, weights, config.model.name), config, names, ids)
+    return ObjectDetector(load_weights(model, weights, config.model.name), config, names, ids)

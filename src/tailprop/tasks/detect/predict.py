@@ -16,7 +16,7 @@ from tailprop.runtime.distributed import process_group
 from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, progress_bar
 from tailprop.tasks.detect.draw import draw_objects, objects_of
-from tailprop.tasks.detect.load import LoadedDetector, load_detector
+from tailprop.tasks.detect.load import ObjectDetector, load_detector
 from tailprop.tasks.detect.metrics import to_results
 from tailprop.utils.files import write_json
 from tailprop.utils.text import printable
@@ -57,7 +57,7 @@ def run(options: DetectPredict) -> None:
             _print(options, content, detector.categories)
 
 
-def _detect_all(options: DetectPredict, detector: LoadedDetector, paths: Sequence[Path]) -> dict[str, Any]:
+def _detect_all(options: DetectPredict, detector: ObjectDetector, paths: Sequence[Path]) -> dict[str, Any]:
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     stems, console = unique_stems(paths), Console(stderr=True)

@@ -23,7 +23,7 @@ from tailprop.tasks.common.predictor import progress_bar
 from tailprop.tasks.restore.data import RestoreDataConfig, WholeImageDataset
 from tailprop.tasks.restore.figures import draw_restored
 from tailprop.tasks.restore.inference import check_tiles, evaluate_restorer, shared_px
-from tailprop.tasks.restore.load import Restorer, load_restorer
+from tailprop.tasks.restore.load import ImageRestorer, load_restorer
 from tailprop.tasks.restore.metrics import Restored, Scores, mean_scores
 from tailprop.tasks.restore.task import take_one
 from tailprop.utils.files import write_json
@@ -84,7 +84,7 @@ def run(options: RestoreEval) -> None:
             _print(options, restorer, data, scores)
 
 
-def _evaluate(options: RestoreEval, restorer: Restorer, data: RestoreDataConfig, world: World) -> Scores:
+def _evaluate(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfig, world: World) -> Scores:
     whole = WholeImageDataset(data.list_test_images(), data, restorer.in_chans)
     broken_files = BrokenFiles(data.on_broken, world.is_main)
     if data.on_broken == "stop":
@@ -117,7 +117,7 @@ def _figure_paths(options: RestoreEval, whole: WholeImageDataset, check: bool) -
     return dict(zip(whole.names, targets, strict=True))
 
 
-def _print(options: RestoreEval, restorer: Restorer, data: RestoreDataConfig, scores: Scores) -> None:
+def _print(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfig, scores: Scores) -> None:
     console = Console()
     degradation = f"noise, sigma {data.sigma:g}" if data.degradation == "noise" else f"JPEG, quality {data.quality}"
     table = Table("image", "degraded, dB", "PSNR, dB", "SSIM", *(["PSNR-B, dB"] if data.degradation == "jpeg" else []))

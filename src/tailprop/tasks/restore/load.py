@@ -20,11 +20,11 @@ from tailprop.tasks.restore.degrade import to_unit
 from tailprop.tasks.restore.inference import check_tiles, restore_tiled, restore_whole, shared_px
 from tailprop.tasks.restore.task import RestoreConfig, build_restorer
 
-__all__ = ["Restorer", "load_restorer"]
+__all__ = ["ImageRestorer", "load_restorer"]
 
 
 @dataclass(frozen=True)
-class Restorer(Predictor[RestoreConfig, Pixels]):
+class ImageRestorer(Predictor[RestoreConfig, Pixels]):
     """A restoration network; it has no classes, so `names` is empty."""
 
     @property
@@ -122,10 +122,10 @@ def _to_pixels(image: ImageInput) -> Pixels:
     return array[..., None] if array.ndim == 2 else array
 
 
-def load_restorer(where: str | Path) -> Restorer:
+def load_restorer(where: str | Path) -> ImageRestorer:
     """Load a restoration network from a run folder or exported weights."""
     weights = find_weights(where)
     config = read_settings(where, RestoreConfig)
     config = replace(config, model=replace(config.model, init=None))
     model = build_restorer(config.model, report=False)
-    return Restorer(load_weights(model, weights, config.model.name), config, ())
+    return ImageRestorer(load_weights(model, weights, config.model.name), config, ())

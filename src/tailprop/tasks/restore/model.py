@@ -19,7 +19,7 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from tailprop.backbone.mixers import MIXERS, build_mixer, resample_embedding
-from tailprop.backbone.model import TPOLayer, to_nchw, to_nhwc
+from tailprop.backbone.model import TPOLayer, init_module, to_nchw, to_nhwc
 from tailprop.utils.validation import check_at_least, check_between, check_choice
 
 __all__ = ["RESTORERS", "DnCNN", "TailPropIR", "create_restorer"]
@@ -136,7 +136,7 @@ class TailPropIR(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        named_apply(_init_module, self)
+        named_apply(init_module, self)
         if self.freq_embed is not None:
             trunc_normal_(self.freq_embed, std=0.02)
         for parameter in self.conv_out.parameters():  # the network starts as the identity
@@ -207,16 +207,6 @@ def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     if below == right == 0:
         return x
     return F.pad(x, (0, right, 0, below), mode="reflect" if below < h and right < w else "replicate")
-
-
-def _init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
-    """Linear layers: truncated normal with std 0.02, as in SwinIR; other modules: their default initialization."""
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif callable(reset := getattr(module, "reset_parameters", None)):
-        reset()
 
 
 def _check_body(

@@ -15,7 +15,7 @@ from tailprop.runtime.distributed import process_group
 from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
 from tailprop.tasks.restore.inference import check_tiles, shared_px
-from tailprop.tasks.restore.load import Restorer, load_restorer
+from tailprop.tasks.restore.load import ImageRestorer, load_restorer
 from tailprop.utils.validation import check_at_least
 
 __all__ = ["RestorePredict", "run"]
@@ -59,7 +59,7 @@ def run(options: RestorePredict) -> None:
             _restore_all(options, restorer, paths, targets)
 
 
-def _restore_all(options: RestorePredict, restorer: Restorer, paths: Sequence[Path], targets: Sequence[Path]) -> None:
+def _restore_all(options: RestorePredict, restorer: ImageRestorer, paths: Sequence[Path], targets: Sequence[Path]) -> None:
     console = Console(stderr=True)
     skipped = SkippedImages(console, options.on_broken, len(paths))
     with suppress_pillow_warnings(), progress_bar("restoring", len(paths), console) as advance:

@@ -17,7 +17,7 @@ from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.segment.data import SegmentDataConfig, open_labelled
 from tailprop.tasks.segment.inference import InferenceConfig
-from tailprop.tasks.segment.load import LoadedSegmenter, load_segmenter
+from tailprop.tasks.segment.load import ImageSegmenter, load_segmenter
 from tailprop.tasks.segment.metrics import LabelScores
 from tailprop.tasks.segment.task import eval_loader, evaluate_segmenter, papers_miou
 from tailprop.utils.files import write_json
@@ -138,7 +138,7 @@ def _describe(inference: InferenceConfig) -> str:
     return how + scales + (", with flips" if inference.flip else "")
 
 
-def _print(options: SegmentEval, segmenter: LoadedSegmenter, count: int, scores: LabelScores, learned: int | None) -> None:
+def _print(options: SegmentEval, segmenter: ImageSegmenter, count: int, scores: LabelScores, learned: int | None) -> None:
     console = Console()
     table = Table("class", "IoU, %", "accuracy, %")
     for name, iou, accuracy in zip(segmenter.names, scores.iou, scores.accuracy, strict=True):

@@ -16,7 +16,7 @@ from tailprop.tasks.segment.inference import label_image
 from tailprop.tasks.segment.model import create_segmenter
 from tailprop.tasks.segment.task import SegmentConfig
 
-__all__ = ["LabelMap", "LoadedSegmenter", "load_segmenter"]
+__all__ = ["ImageSegmenter", "LabelMap", "load_segmenter"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LabelMap:
 
 
 @dataclass(frozen=True)
-class LoadedSegmenter(Predictor[SegmentConfig, LabelMap]):
+class ImageSegmenter(Predictor[SegmentConfig, LabelMap]):
     """A segmenter; `names` are its classes."""
 
     first_label: int = 0  # value of the first class in the label maps it was trained on
@@ -56,7 +56,7 @@ class LoadedSegmenter(Predictor[SegmentConfig, LabelMap]):
             return [LabelMap(self.label(image).cpu(), self.names) for image in tensors]
 
 
-def load_segmenter(where: str | Path) -> LoadedSegmenter:
+def load_segmenter(where: str | Path) -> ImageSegmenter:
     """Load a segmenter from a run folder or exported weights."""
     weights = find_weights(where)
     config = read_settings(where, SegmentConfig)
@@ -68,4 +68,4 @@ def load_segmenter(where: str | Path) -> LoadedSegmenter:
         )
     names = tuple(metadata["classes"].split("\n"))
     model, _ = create_segmenter(config.model, len(names), config.segmenter)
-    return LoadedSegmenter(load_weights(model, weights, config.model.name), config, names, int(metadata["first_label"]))
+    return ImageSegmenter(load_weights(model, weights, config.model.name), config, names, int(metadata["first_label"]))

@@ -15,7 +15,7 @@ from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, progress_bar
 from tailprop.tasks.segment.draw import draw_labels, save_labels, with_legend
 from tailprop.tasks.segment.evaluate import InferenceChoice
-from tailprop.tasks.segment.load import LabelMap, LoadedSegmenter, load_segmenter
+from tailprop.tasks.segment.load import ImageSegmenter, LabelMap, load_segmenter
 from tailprop.utils.text import printable
 
 NAMED = 6  # classes listed for each image in the table
@@ -55,13 +55,13 @@ def _check_out(options: SegmentPredict, paths: Sequence[Path], classes: str) -> 
     check_no_overwrite(paths, [*maps, *(options.out / f"{stem}_overlay.jpg" for stem in stems), *lists], options.overwrite)
 
 
-def _class_list(segmenter: LoadedSegmenter) -> str:
+def _class_list(segmenter: ImageSegmenter) -> str:
     """A table of label values and class names, which `tailprop` can read as a class list."""
     rows = [f"{label}\t{name}" for label, name in enumerate(segmenter.names, start=segmenter.first_label)]
     return "\n".join(["Idx\tName", *rows]) + "\n"
 
 
-def _label_all(options: SegmentPredict, segmenter: LoadedSegmenter, paths: Sequence[Path]) -> Table:
+def _label_all(options: SegmentPredict, segmenter: ImageSegmenter, paths: Sequence[Path]) -> Table:
     table, console = Table("image", "size", "classes, % of pixels"), Console(stderr=True)
     skipped = SkippedImages(console, options.on_broken, len(paths))
     with progress_bar("segmenting", len(paths), console) as advance:
@@ -81,7 +81,7 @@ def _label_all(options: SegmentPredict, segmenter: LoadedSegmenter, paths: Seque
     return table
 
 
-def _print(options: SegmentPredict, table: Table, segmenter: LoadedSegmenter) -> None:
+def _print(options: SegmentPredict, table: Table, segmenter: ImageSegmenter) -> None:
     console = Console()
     console.print(table)
     first = f"{segmenter.first_label} = {printable(segmenter.names[0])}"
