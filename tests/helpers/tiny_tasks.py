@@ -62,6 +62,21 @@ def restore() -> dict[str, Any]:
 TASKS: dict[str, Callable[[], dict[str, Any]]] = {f.__name__: f for f in (classify, detect, segment, restore)}
 
 
+# options that evaluate a copy of the training images, in the folder copy, and how many there are
+COPIES: dict[str, tuple[list[str], int]] = {
+    "classify": (["--data.root", "copy/train"], 8),
+    "detect": (
+        ["--data.root", "copy", "--data.val-images", "train2017", "--data.val-json", "annotations/instances_train2017.json"],
+        6,
+    ),
+    "segment": (
+        ["--data.root", "copy", "--data.val-images", "images/training", "--data.val-labels", "annotations/training"],
+        6,
+    ),
+    "restore": (["--data.test", "copy/train"], 4),
+}
+
+
 def write_tiny(task: str) -> Path:
     """Write the dataset of a task and a recipe for it to the working directory."""
     settings = {"task": task, **TASKS[task](), "optim": OPTIM, "run": RUN}

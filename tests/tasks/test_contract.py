@@ -19,7 +19,7 @@ from tailprop.engine.settings import build, comparable, portable, to_dict
 from tailprop.engine.task import TaskSpec
 from tailprop.tasks import TASKS, find_spec
 from tests.helpers.runs import assert_refused, assert_same_run, last_row, stop_after
-from tests.helpers.tiny_tasks import write_tiny
+from tests.helpers.tiny_tasks import COPIES, write_tiny
 
 
 @pytest.fixture(scope="module", params=TASKS)
@@ -119,22 +119,9 @@ def test_eval_reports_training_images(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run.parent / "data", "copy")
-    other = {
-        "classify": ["--data.root", "copy/train"],
-        "detect": [
-            "--data.root",
-            "copy",
-            "--data.val-images",
-            "train2017",
-            "--data.val-json",
-            "annotations/instances_train2017.json",
-        ],
-        "segment": ["--data.root", "copy", "--data.val-images", "images/training", "--data.val-labels", "annotations/training"],
-        "restore": ["--data.test", "copy/train"],
-    }[spec.name]
+    other, count = COPIES[spec.name]
     assert tailprop_cli.main(["eval", str(run), "--out", "e.json", *other]) == 0
-    count = json.loads(Path("e.json").read_text())["training_images"]
-    assert count == {"classify": 8, "detect": 6, "segment": 6, "restore": 4}[spec.name]
+    assert json.loads(Path("e.json").read_text())["training_images"] == count
     assert f"{count} of the {count} images are training images of this run" in capsys.readouterr().out
 
 

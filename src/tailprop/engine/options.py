@@ -96,14 +96,14 @@ def _merge(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _current_names(kind: Any, args: Sequence[str]) -> list[str]:
-    """Replace old names of renamed options."""
+    """Replace old names of renamed options, and none, as the help texts have it, by the None that tyro reads."""
     renamed = {f"--{old}".replace("_", "-"): f"--{new}".replace("_", "-") for old, new in aliases(kind)}
 
     def current(arg: str) -> str:
         name, equals, value = arg.partition("=")
-        return renamed.get(name.replace("_", "-"), name) + equals + value
+        return renamed.get(name.replace("_", "-"), name) + equals + ("None" if value == "none" else value)
 
-    return [current(arg) if arg.startswith("--") else arg for arg in args]
+    return [current(arg) if arg.startswith("--") else "None" if arg == "none" else arg for arg in args]
 
 
 _REGISTRY = tyro.constructors.ConstructorRegistry()

@@ -23,6 +23,7 @@ from tailprop.engine.settings import build
 from tailprop.runtime.distributed import init_distributed
 from tailprop.tasks import find_spec
 from tailprop.tasks.classify.task import ClassifyConfig
+from tailprop.tasks.common.figures import save_figure
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def run(demo: Demo) -> None:
     console = Console()
     console.print(f"training {demo.model} on 1198 handwritten digits of 32 px; 599 are held out")
     trainer, _ = train(find_spec(config.task), config, init_distributed(), summary=False)
-    draw_operator().savefig(demo.out / "operator.png", dpi=120)
+    save_figure(draw_operator(), demo.out / "operator.png")
     best = trainer.loop.best
     console.print(
         f"top-1 [bold]{best['top1']:.1f} %[/] on the held-out digits after epoch {best['epoch']:.0f}, the best of "

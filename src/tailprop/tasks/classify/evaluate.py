@@ -13,7 +13,6 @@ from rich.text import Text
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.loader import create_loader
 from tailprop.data.samplers import EvalSampler
-from tailprop.data.splits import count_shared
 from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.precision import autocast
@@ -24,6 +23,7 @@ from tailprop.tasks.classify.metrics import Accuracy, evaluate_classifier
 from tailprop.tasks.classify.sources import Folder, Source, check_labels
 from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.options import EvalOptions, override
+from tailprop.tasks.common.overlap import count_training_contents, describe_overlap
 from tailprop.tasks.common.predictor import progress_bar
 from tailprop.utils.files import write_json
 from tailprop.utils.text import counted, printable
@@ -111,7 +111,7 @@ def run(options: ClassifyEval) -> None:
         align_source(source, classifier.names)
         result = evaluate_on(classifier, source, data, world, options.batch_size, options.precision)
         if world.is_main:
-            overlap = count_training_images(classifier, source) if options.split == "validation" else None
+            overlap = _count_training_images(classifier, source) if options.split == "validation" else None
             _print(classifier, data, result, overlap)
             if isinstance(source, Folder) and source.share is not None:
                 part = _describe_part(options.split, source.share, classifier.settings.data.held_out)
@@ -140,16 +140,11 @@ def align_source(source: Source, known: tuple[str, ...]) -> None:
     source.classes = known
 
 
-def count_training_images(classifier: ImageClassifier, source: Source) -> int | None:
-    """How many of the evaluated images are training images of the run; None if those cannot be read."""
+def _count_training_images(classifier: ImageClassifier, source: Source) -> int | None:
     data = classifier.settings.data
     if data.source in ("folder", "parquet") and data.root is None:
-        return None  # weights without a run folder
-    try:
-        known, measured = open_source(data, "train").contents(), source.contents()
-        return None if known is None or measured is None else count_shared(known, measured)
-    except (ValueError, OSError):  # the training data has moved
-        return None
+        return None  # weights without their run
+    return count_training_contents(lambda: open_source(data, "train").contents(), source.contents)
 
 
 def evaluate_on(
@@ -203,7 +198,7 @@ def _print(classifier: ImageClassifier, data: DataConfig, result: Accuracy, over
     if result.broken:
         print(f"{counted(len(result.broken), 'broken image')} skipped, the first: {result.broken[0]}")
     if overlap:
-        print(f"{overlap} of the {counted(result.count, 'image')} are training images of this run (same bytes)")
+        print(describe_overlap(overlap, result.count))
 
 
 def _write(

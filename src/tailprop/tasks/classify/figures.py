@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tailprop.tasks.classify.metrics import Accuracy
 from tailprop.tasks.classify.sources import Source
-from tailprop.tasks.common.figures import new_figure
+from tailprop.tasks.common.figures import new_figure, save_figure
 from tailprop.tasks.common.pages import draw_page, with_caption
 
 if TYPE_CHECKING:  # matplotlib is imported when something is drawn, which most commands do late or never
@@ -38,7 +38,7 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
     axes.set(xlabel=labels[0], ylabel=labels[1], title=f"{100 * accuracy:.1f} % of {counts.sum().item()} correct")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a character missing in the font is drawn as a box
-        figure.savefig(path, dpi=120)
+        save_figure(figure, path)
 
 
 def _write_counts(axes: "Axes", counts: Tensor, share: Tensor, names: Sequence[str]) -> None:

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailprop.utils.files import write_atomically
+
 if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing
     from matplotlib.figure import Figure
 
-__all__ = ["draw_curves", "draw_learning"]
+__all__ = ["draw_curves", "draw_learning", "new_figure", "save_figure"]
 
 
 def draw_learning(
@@ -31,7 +33,7 @@ def draw_learning(
     left.grid(alpha=0.3)
     lines = [*left.lines, *right.lines]
     figure.legend(lines, [str(line.get_label()) for line in lines], loc="outside upper center", ncols=3)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, across: str, up: str) -> None:
@@ -43,7 +45,7 @@ def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, 
     axes.set(xlabel=across, ylabel=up)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -53,3 +55,10 @@ def new_figure(width: float, height: float) -> "Figure":
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)  # needs no display
     return figure
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure in the format of its suffix, in a folder that is created if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = path.suffix.lower().lstrip(".") or "png"
+    write_atomically(path, lambda part: figure.savefig(part, dpi=120, format=kind))

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tailprop.data.broken import BrokenFiles
-from tailprop.data.splits import Contents, count_shared
 from tailprop.runtime.distributed import process_group
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.options import EvalOptions, override
+from tailprop.tasks.common.overlap import count_training_images, describe_overlap
 from tailprop.tasks.detect.data import DetectDataConfig, open_coco
 from tailprop.tasks.detect.load import ObjectDetector, load_detector
 from tailprop.tasks.detect.metrics import KINDS, NAMES, RECALLS
@@ -81,25 +81,22 @@ def run(options: DetectEval) -> None:
         scores = score_over_processes(part, results, broken, world)
         if world.is_main:
             paths = [image.path for image in part.images]
-            learned = count_training_images(detector.settings.data, paths) if options.split == "validation" else None
-            _print(options, detector, len(part.images) - len(broken), part.name, scores, learned)
+            overlap = None
+            if options.split == "validation":
+                overlap = count_training_images(lambda: _training_paths(detector.settings.data), paths)
+            _print(options, detector, len(part.images) - len(broken), part.name, scores, overlap)
             if options.results is not None:
                 write_json(options.results, results, indent=None)
 
 
-def count_training_images(data: DetectDataConfig, measured: list[Path]) -> int | None:
-    """How many of the evaluated images are training images of the run; None if its training split cannot be read."""
-    try:
-        if data.root is None:  # exported weights without a run folder
-            return None
-        known = [image.path for image in open_coco(replace(data, source="coco"), "train").images]
-        return count_shared(Contents.of_files(known), Contents.of_files(measured))
-    except (ValueError, OSError):
-        return None
+def _training_paths(data: DetectDataConfig) -> list[Path]:
+    if data.root is None:
+        raise ValueError("weights without their run do not know their training data")
+    return [image.path for image in open_coco(replace(data, source="coco"), "train").images]
 
 
 def _print(
-    options: DetectEval, detector: ObjectDetector, count: int, file: str, scores: dict[str, float], learned: int | None
+    options: DetectEval, detector: ObjectDetector, count: int, file: str, scores: dict[str, float], overlap: int | None
 ) -> None:
     console = Console()
     table = Table("", *(f"{kind}, %" for kind in KINDS))
@@ -110,11 +107,11 @@ def _print(
     paper, data = papers_ap(settings, len(detector.names)), settings.data
     sides = f"sides {data.short_px} to {data.long_px} px"
     console.print(f"{settings.model.name}, {counted(count, 'image')} of {file}, {sides}{paper}", markup=False)
-    if learned:
-        console.print(f"{learned} of the {counted(count, 'image')} are training images of this run (same bytes)")
+    if overlap:
+        console.print(describe_overlap(overlap, count))
     if options.out is not None:
         about = dict(model=settings.model.name, count=count, short_px=data.short_px, long_px=data.long_px)
-        write_json(options.out, about | scores | dict(training_images=learned))
+        write_json(options.out, about | scores | dict(training_images=overlap))
 
 
 def _number(value: float) -> str:

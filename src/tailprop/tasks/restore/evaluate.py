@@ -15,10 +15,10 @@ from tailprop.data.broken import BrokenFiles
 from tailprop.data.images import check_no_overwrite, unique_paths
 from tailprop.data.loader import create_loader
 from tailprop.data.samplers import EvalSampler
-from tailprop.data.splits import Contents, count_shared
 from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.tasks.common.options import EvalOptions, override
+from tailprop.tasks.common.overlap import count_training_images, describe_overlap
 from tailprop.tasks.common.predictor import progress_bar
 from tailprop.tasks.restore.data import RestoreDataConfig, WholeImageDataset
 from tailprop.tasks.restore.figures import draw_restored
@@ -132,22 +132,13 @@ def _print(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfi
     console.print(f"{restorer.name}, {degradation}, {tiles}{paper}", soft_wrap=True)
     if scores.broken:
         console.print(f"{counted(len(scores.broken), 'broken image')} skipped, the first: {scores.broken[0]}")
-    learned = _count_training_images(restorer.settings.data, data)
-    if learned:
-        console.print(f"{learned} of the {counted(len(scores.rows), 'image')} are training images of this run (same bytes)")
+    overlap = count_training_images(restorer.settings.data.list_train_images, data.list_test_images())
+    if overlap:
+        console.print(describe_overlap(overlap, len(scores.rows)))
     if options.out is not None:
         numbers = dict(model=restorer.name, degradation=degradation, tile_px=options.tile_px, overlap_px=options.shared_px)
         rows = [_finite(asdict(row)) for row in scores.rows]
-        write_json(options.out, {**numbers, "training_images": learned, "mean": _finite(mean_scores(scores)), "images": rows})
-
-
-def _count_training_images(own: RestoreDataConfig, data: RestoreDataConfig) -> int | None:
-    """How many of the evaluated images are training images of the run; None if its training folders cannot be read."""
-    try:
-        known = own.list_train_images() if own.train else []
-        return count_shared(Contents.of_files(known), Contents.of_files(data.list_test_images())) if known else None
-    except (ValueError, OSError):
-        return None
+        write_json(options.out, {**numbers, "training_images": overlap, "mean": _finite(mean_scores(scores)), "images": rows})
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailprop.tasks.common.figures import new_figure
+from tailprop.tasks.common.figures import new_figure, save_figure
 from tailprop.tasks.restore.metrics import Restored, psnr
 
 __all__ = ["draw_restored"]
@@ -26,4 +26,4 @@ def draw_restored(images: Sequence[Restored], path: Path, most_px: int = 256) ->
             axes.imshow(middle[..., 0] if gray else middle, cmap="gray" if gray else None, vmin=0, vmax=255)
             axes.set_title(title, fontsize=9)
             axes.axis("off")
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)

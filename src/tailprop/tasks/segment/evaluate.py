@@ -9,19 +9,19 @@ from rich.table import Table
 from rich.text import Text
 
 from tailprop.data.broken import BrokenFiles
-from tailprop.data.formats.label_maps import LabelSet, has_classes
-from tailprop.data.splits import Contents, count_shared
+from tailprop.data.formats.label_maps import has_classes
 from tailprop.runtime.distributed import process_group
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.options import EvalOptions, override
+from tailprop.tasks.common.overlap import count_training_images, describe_overlap
 from tailprop.tasks.segment.data import SegmentDataConfig, open_labelled
 from tailprop.tasks.segment.inference import InferenceConfig
 from tailprop.tasks.segment.load import ImageSegmenter, load_segmenter
 from tailprop.tasks.segment.metrics import LabelScores
 from tailprop.tasks.segment.task import eval_loader, evaluate_segmenter, papers_miou
 from tailprop.utils.files import write_json
-from tailprop.utils.text import counted, printable
+from tailprop.utils.text import printable
 
 __all__ = ["InferenceChoice", "SegmentEval", "run"]
 
@@ -115,20 +115,18 @@ def run(options: SegmentEval) -> None:
                 segmenter.label, loader, len(segmenter.names), world.device, broken_files.record, classes=indices
             )
         if world.is_main:
-            learned = count_training_images(own.data, part) if options.split == "validation" else None
-            _print(options, segmenter, len(part.pairs) - len(broken), scores, learned)
+            overlap = None
+            if options.split == "validation":
+                images = [pair.image for pair in part.pairs]
+                overlap = count_training_images(lambda: _training_paths(own.data), images)
+            _print(options, segmenter, len(part.pairs) - len(broken), scores, overlap)
 
 
-def count_training_images(data: SegmentDataConfig, part: LabelSet) -> int | None:
-    """How many of the evaluated images are training images of the run; None if its training split cannot be read."""
-    try:
-        if data.root is None:  # exported weights without a run folder
-            return None
-        known = open_labelled(replace(data, source="folder"), "train").pairs[: data.limit]
-        contents = (Contents.of_files([pair.image for pair in pairs]) for pairs in (known, part.pairs))
-        return count_shared(*contents)
-    except (ValueError, OSError):
-        return None
+def _training_paths(data: SegmentDataConfig) -> list[Path]:
+    if data.root is None:
+        raise ValueError("weights without their run do not know their training data")
+    pairs = open_labelled(replace(data, source="folder"), "train").pairs[: data.limit]
+    return [pair.image for pair in pairs]
 
 
 def _describe(inference: InferenceConfig) -> str:
@@ -138,7 +136,7 @@ def _describe(inference: InferenceConfig) -> str:
     return how + scales + (", with flips" if inference.flip else "")
 
 
-def _print(options: SegmentEval, segmenter: ImageSegmenter, count: int, scores: LabelScores, learned: int | None) -> None:
+def _print(options: SegmentEval, segmenter: ImageSegmenter, count: int, scores: LabelScores, overlap: int | None) -> None:
     console = Console()
     table = Table("class", "IoU, %", "accuracy, %")
     for name, iou, accuracy in zip(segmenter.names, scores.iou, scores.accuracy, strict=True):
@@ -151,13 +149,13 @@ def _print(options: SegmentEval, segmenter: ImageSegmenter, count: int, scores: 
         f"{scores.class_accuracy:.2f} %; {config.model.name}, {count} images, shorter side {config.data.short_px} px, "
         f"{_describe(config.inference)}"
     )
-    if learned:
-        console.print(f"{learned} of the {counted(count, 'image')} are training images of this run (same bytes)")
+    if overlap:
+        console.print(describe_overlap(overlap, count))
     if options.out is not None:
         classes = dict(zip(segmenter.names, scores.iou, strict=True))
         about = dict(model=config.model.name, checkpoint=options.checkpoint, split=options.split, count=count)
         how = dict(short_px=config.data.short_px, long_px=config.data.long_px, precision=options.precision)
         by_class = dict(iou=classes, accuracy=dict(zip(segmenter.names, scores.accuracy, strict=True)))
         numbers = about | how | dict(inference=asdict(config.inference)) | scores.numbers() | by_class
-        numbers |= dict(training_images=learned)
+        numbers |= dict(training_images=overlap)
         write_json(options.out, numbers)
