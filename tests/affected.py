@@ -21,16 +21,19 @@ def changed_files() -> list[Path]:
 
 
 def tests_beside(path: Path) -> list[Path]:
-    """The tests of a changed file: its own test module, else all tests of its folder; a changed test runs itself."""
+    """The tests of a file: the one beside a module and those that import it; a changed test is its own."""
     if path.parts[0] == "tests":
         return [path] if path.name.startswith("test_") else []
+    if path.name == "tailprop_cli.py":
+        return [Path("tests/commands")]
+    if path.name == "pyproject.toml":
+        return [Path("tests/test_install.py")]
     if path.parts[:2] != ("src", "tailprop"):
         return [Path("tests/docs")] if path.suffix in (".md", ".yaml") else []
-    folder = Path("tests", *path.parts[2:-1])
-    own = folder / f"test_{path.stem}.py"
-    if (ROOT / own).is_file():
-        return [own]
-    return [test.relative_to(ROOT) for test in sorted((ROOT / folder).glob("test_*.py"))]
+    module = ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
+    beside = Path("tests", *path.parts[2:-1], f"test_{path.stem}.py")
+    importing = [test for test in sorted((ROOT / "tests").rglob("test_*.py")) if f"{module} import" in test.read_text()]
+    return [beside, *(test.relative_to(ROOT) for test in importing)]
 
 
 def main() -> None:

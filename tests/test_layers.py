@@ -16,12 +16,13 @@ from tailprop.tasks import TASKS
 from tests.helpers import ROOT
 
 SOURCE = ROOT / "src"
+TASK_FOLDERS = sorted({path.parent.name for path in (SOURCE / "tailprop" / "tasks").glob("*/__init__.py")} - {"common"})
 # Layers from the top down; names in one row are siblings.
 LAYERS = [
     ("tailprop",),  # the package itself, which lists the public names
     ("tailprop.commands", "tailprop.studies"),
     ("tailprop.tasks",),  # the registry
-    tuple(f"tailprop.tasks.{task}" for task in TASKS),
+    tuple(f"tailprop.tasks.{task}" for task in TASK_FOLDERS),
     ("tailprop.tasks.common",),
     ("tailprop.engine", "tailprop.data"),
     ("tailprop.runtime", "tailprop.backbone"),
@@ -42,12 +43,13 @@ def imports_of(module: str, source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            yield ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
         elif isinstance(node, ast.ImportFrom):
-            assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if is_module(f"{node.module}.{alias.name}"))
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*parents, *([node.module] if node.module else [])])
+            found = [f"{origin}.{alias.name}" for alias in node.names if is_module(f"{origin}.{alias.name}")]
+            yield from found
+            if len(found) < len(node.names):
+                yield origin
 
 
 def is_module(name: str) -> bool:
@@ -61,7 +63,11 @@ def violations(module: str, source: str) -> list[str]:
     for name in imports_of(module, source):
         if folder == "tailprop.backbone" and name.split(".")[0] not in {*sys.stdlib_module_names, "torch", "timm", "tailprop"}:
             found.append(f"{module} imports {name}: backbone may import only torch and timm")
-        if name.split(".")[0] != "tailprop" or name == "tailprop":
+        if name.split(".")[0] != "tailprop":
+            continue
+        if name == "tailprop":
+            if DEPTH[folder] > 1:  # commands and studies use the public names, too
+                found.append(f"{module} imports the package itself, which imports everything")
             continue
         other = folder_of(name)
         if folder == "tailprop.backbone" and other != folder:
@@ -90,6 +96,11 @@ def test_every_module_imports_downwards() -> None:
         ("tailprop.tasks.detect.task", "from tailprop.tasks.classify.data import DataConfig"),
         ("tailprop.tasks.detect.task", "from tailprop.tasks import find_spec"),
         ("tailprop.studies.demo", "from tailprop.commands.train import run"),
+        ("tailprop.engine.trainer", "from tailprop import load"),  # the package itself, which imports everything
+        ("tailprop.backbone.model", "import tailprop"),
+        ("tailprop.engine.trainer", "from .. import tasks"),
+        ("tailprop.engine.trainer", "from .. import data"),
+        ("tailprop.engine.trainer", "from ..tasks.classify import task"),
         ("tailprop.backbone.model", "import numpy as np"),
         ("tailprop.backbone.model", "from safetensors.torch import load_file"),
         ("tailprop.backbone.model", "from tailprop.utils.validation import check_choice"),
@@ -105,6 +116,10 @@ def test_allowed_imports_pass() -> None:
     allowed = "import math\nimport torch\nfrom timm.layers import DropPath\nfrom .dct import dct2"
     assert not violations("tailprop.backbone.model", allowed)
     assert not violations("tailprop.tasks.detect.task", "from tailprop.tasks.common.task import BaseTask\nimport numpy")
+
+
+def test_every_task_folder_is_registered() -> None:
+    assert sorted(TASKS) == TASK_FOLDERS
 
 
 def test_utils_need_no_torch() -> None:

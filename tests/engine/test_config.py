@@ -183,7 +183,7 @@ def test_unknown_option_suggests_the_closest(option: str, expected: str, capsys:
 
 
 def test_missing_argument_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(["eval"], "tailprop eval needs CHECKPOINT A run folder, a weights file", capsys)
+    assert_refused(["eval"], "tailprop eval needs CHECKPOINT (A run folder, a weights file", capsys)
 
 
 def test_only_rank_0_prints_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tailprop.engine.options import parse_options
-from tailprop.engine.run_settings import DEFAULT_TASK, find_task_name
-from tailprop.tasks import find_spec
+from tailprop.engine.run_settings import find_task_name
+from tailprop.tasks import DEFAULT_TASK, find_spec
 
 __all__ = ["TaskCommand", "parse_for_task"]
 
@@ -23,7 +23,7 @@ class TaskCommand:
 
 def parse_for_task(command: str, part: Literal["evaluate", "predict"], args: list[str]) -> TaskCommand:
     """Parse the options of the task of the checkpoint in the arguments; without one, those of a classifier."""
-    spec = find_spec(next((task for task in map(find_task_name, args) if task is not None), DEFAULT_TASK))
+    spec = find_spec(next((task for arg in args if (task := find_task_name(arg, DEFAULT_TASK)) is not None), DEFAULT_TASK))
     reference = getattr(spec, part)
     description = f"{(spec.part(reference).__doc__ or '').strip()} ({spec.title}; the checkpoint determines the task)"
     return TaskCommand(spec.module(reference), parse_options(spec.part(reference), args, f"tailprop {command}", description))

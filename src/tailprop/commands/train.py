@@ -12,11 +12,10 @@ from tailprop.engine.launch import train
 from tailprop.engine.options import parse_options
 from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
 from tailprop.engine.run_folder import RunFolder
-from tailprop.engine.run_settings import DEFAULT_TASK
 from tailprop.engine.settings import build
 from tailprop.runtime.distributed import World, any_rank, launch_id, process_group
 from tailprop.runtime.signals import Interrupted
-from tailprop.tasks import find_spec
+from tailprop.tasks import DEFAULT_TASK, find_spec
 
 
 def parse(args: list[str]) -> Any:

@@ -65,7 +65,7 @@ class OptimConfig:
     weight_decay: float = 0.08
     """Weight decay; norms, biases, scales and gates have none."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's beta1 and beta2."""
+    """AdamW's beta1 and beta2; the first is also the momentum of sgd."""
     clip_grad: float | None = setting(5.0, aliases=("clip",))
     """Maximum gradient norm; none = no clipping."""
     scale_lr: float = 1.0

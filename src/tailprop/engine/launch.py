@@ -34,10 +34,11 @@ def _draw(task: Task, history: list[dict[str, float]], folder: Path) -> None:
 
 
 def _print_summary(trainer: Trainer) -> None:
-    best, folder = trainer.loop.best, trainer.folder
-    Console().print(
-        f"best: [bold]{trainer.task.summary(best)}[/] after epoch {best['epoch']:.0f}; "
-        f"{trainer.loop.seconds / 60:.1f} minutes of training"
-    )
-    weights = f"{folder.weights}: best weights; " if folder.weights.exists() else ""
-    print(f"{weights}{folder.path / 'learning.png'}: learning curve")
+    best, folder, minutes = trainer.loop.best, trainer.folder, trainer.loop.seconds / 60
+    if best:
+        result = f"best: [bold]{trainer.task.summary(best)}[/] after epoch {best['epoch']:.0f}"
+    else:
+        result = f"no epoch has a finite {trainer.spec.metric}, so no weights were exported"
+    Console().print(f"{result}; {minutes:.1f} minutes of training", soft_wrap=True)
+    made = [folder.weights, *folder.artifacts]
+    print(f"written: {', '.join(str(path) for path in made if path.exists())}")

@@ -144,7 +144,7 @@ def _error_text(framed: str) -> str:
     inside = itertools.dropwhile(_is_rule, lines)  # on an ASCII terminal there is a rule below the title
     body = itertools.takewhile(lambda line: not _is_rule(line), inside)
     text = " ".join(" ".join(body).split())
-    return re.sub(r"^Missing from (.+?): (.+) \(required\)", r"\1 needs \2", text).removesuffix(".")
+    return re.sub(r"^Missing from (.+?): (\S+) (.+?)\.? \(required\)", r"\1 needs \2 (\3)", text).removesuffix(".")
 
 
 def _is_rule(line: str) -> bool:

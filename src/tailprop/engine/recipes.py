@@ -43,9 +43,11 @@ def recipe_names() -> list[str]:
 def read_recipe(path: Path) -> dict[str, Any]:
     """The settings in a YAML file."""
     try:
-        values = yaml.safe_load(path.read_text()) or {}
+        values = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        raise ValueError(f"{path} is empty; a recipe has settings by name")
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a mapping of settings, got {type(values).__name__}")
     return values

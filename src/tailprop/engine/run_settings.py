@@ -20,7 +20,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-DEFAULT_TASK = "classify"  # of settings without a task
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -94,7 +93,7 @@ def read_metadata(weights: Path) -> dict[str, str]:
         raise ValueError(f"{weights} is not a safetensors file, or is corrupt") from None
 
 
-def find_task_name(where: str | Path) -> str | None:
+def find_task_name(where: str | Path, default: str) -> str | None:
     """The task of a run folder or a weights file; None if it is unknown."""
     path = Path(where)
     is_weights = path.is_file() and path.suffix in (".pt", ".safetensors")
@@ -104,7 +103,7 @@ def find_task_name(where: str | Path) -> str | None:
         settings = find_settings(path)
     except ValueError:  # config.yaml of another program, for example in a folder of images
         return None
-    return None if settings is None else str(settings.get("task", DEFAULT_TASK))
+    return None if settings is None else str(settings.get("task", default))
 
 
 def check_unchanged(before: dict[str, Any], now: Any, where: Path) -> None:

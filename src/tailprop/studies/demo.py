@@ -24,6 +24,7 @@ from tailprop.runtime.distributed import init_distributed
 from tailprop.tasks import find_spec
 from tailprop.tasks.classify.task import ClassifyConfig
 from tailprop.tasks.common.figures import save_figure
+from tailprop.utils.validation import check_output_folder
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Demo:
 
 
 def run(demo: Demo) -> None:
+    check_output_folder("--out", demo.out)
     config = _config(demo)
     config.check()
     if (demo.out / "config.yaml").exists() and read_config(demo.out)["data"].get("source") != "digits":

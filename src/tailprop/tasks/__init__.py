@@ -4,13 +4,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from tailprop.engine.run_settings import DEFAULT_TASK, find_task_name
+from tailprop.engine.run_settings import find_task_name
 from tailprop.engine.task import TaskSpec
 from tailprop.utils.extras import explain_missing_extras
 from tailprop.utils.text import did_you_mean
 
-__all__ = ["TASKS", "find_spec", "load"]
+__all__ = ["DEFAULT_TASK", "TASKS", "find_spec", "load"]
 
+DEFAULT_TASK: Final = "classify"  # of settings that name no task, and of checkpoints of other programs
 TASKS: Final = ("classify", "detect", "segment", "restore")
 
 
@@ -32,6 +33,6 @@ def load(path: str | Path, **options: Any) -> Any:
         A `Predictor` with `predict(images)`, where images are a path, a PIL image, an array, a tensor or a list of them; the
         class `names`; the `settings` of its run; and `model`, the network in evaluation mode.
     """
-    spec = find_spec(find_task_name(path) or DEFAULT_TASK)
+    spec = find_spec(find_task_name(path, DEFAULT_TASK) or DEFAULT_TASK)
     with explain_missing_extras():
         return spec.part(spec.load)(path, **options)

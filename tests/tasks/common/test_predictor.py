@@ -46,3 +46,14 @@ def test_a_batch_is_a_list() -> None:
     ]
     with pytest.raises(ValueError, match="an image tensor must be"):
         to_array(torch.zeros(4))
+
+
+@pytest.mark.parametrize("convert", [lambda x: to_pil(x, "RGB"), _to_pixels])
+def test_what_is_not_an_image_is_refused(convert: Callable[[object], object]) -> None:
+    with pytest.raises(ValueError, match="a float image must have values from 0 to 1, got nan to nan"):
+        convert(torch.full((3, 8, 8), torch.nan))
+    with pytest.raises(ValueError, match="an image has 1 to 4 channels, got 40; a tensor is \\(channels, height, width\\)"):
+        convert(torch.rand(40, 50, 3))
+    for nothing in (5, None):
+        with pytest.raises(ValueError, match="expected a path, a PIL image, an array, a tensor or a list of them, got"):
+            as_list(nothing)

@@ -4,7 +4,6 @@ Categories become labels 1, 2, ... in the order of their ids (0 is the backgroun
 `Broken`, so that training can skip them or stop.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from PIL import Image
 from tailprop.data.broken import Broken
 from tailprop.data.images import decode_image
 from tailprop.data.packing import Packed
+from tailprop.data.splits import hash_parts
 
 __all__ = ["CocoImage", "CocoSet", "area_of", "decode_counts", "decode_masks", "encode_mask", "read_coco"]
 
@@ -90,11 +90,12 @@ class CocoSet:
 
     def fingerprint(self) -> str:
         """A hash of the images and objects, in order."""
-        digest = hashlib.sha256("\n".join(self.classes).encode())
-        for image in self.images:
-            objects = [(a["id"], a["category_id"], a["bbox"], a.get("iscrowd", 0), a["segmentation"]) for a in image.objects]
-            digest.update(json.dumps([image.id, image.path.name, image.width, image.height, objects]).encode())
-        return digest.hexdigest()[:16]
+        return hash_parts(["\n".join(self.classes), *map(self._describe, self.images)])
+
+    @staticmethod
+    def _describe(image: CocoImage) -> str:
+        objects = [(a["id"], a["category_id"], a["bbox"], a.get("iscrowd", 0), a["segmentation"]) for a in image.objects]
+        return json.dumps([image.id, image.path.name, image.width, image.height, objects])
 
 
 def read_coco(annotations: Path, folder: Path) -> CocoSet:

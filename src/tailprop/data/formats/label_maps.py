@@ -5,7 +5,6 @@ pixels are class indices. The first class has the index `first_label`; lower val
 A list of classes can define that index itself, in a table with a column Idx; a plain list starts at 0.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -18,6 +17,7 @@ from PIL import Image
 
 from tailprop.data.broken import Broken
 from tailprop.data.images import decode_image, describe_error, is_image
+from tailprop.data.splits import hash_parts
 
 __all__ = ["ADE20K", "IGNORE", "ClassList", "LabelSet", "Labelled", "find_classes", "read_labelled", "read_labels", "read_pair"]
 
@@ -57,10 +57,8 @@ class LabelSet:
 
     def fingerprint(self) -> str:
         """A hash of the classes, the file names and the file sizes of the label maps; reading 20,000 of them takes minutes."""
-        digest = hashlib.sha256("\n".join((*self.classes, str(self.first_label))).encode())
-        for pair in self.pairs:
-            digest.update(f"{pair.image.name} {pair.labels.name} {pair.labels.stat().st_size}\n".encode())
-        return digest.hexdigest()[:16]
+        rows = (f"{pair.image.name} {pair.labels.name} {pair.labels.stat().st_size}\n" for pair in self.pairs)
+        return hash_parts(["\n".join((*self.classes, str(self.first_label))), *rows])
 
 
 def read_labelled(images: Path, labels: Path, classes: Sequence[str], first_label: int) -> LabelSet:

@@ -111,7 +111,7 @@ def run(options: ClassifyEval) -> None:
         align_source(source, classifier.names)
         result = evaluate_on(classifier, source, data, world, options.batch_size, options.precision)
         if world.is_main:
-            overlap = _count_training_images(classifier, source) if options.split == "validation" else None
+            overlap = _count_training_images(classifier, source)
             _print(classifier, data, result, overlap)
             if isinstance(source, Folder) and source.share is not None:
                 part = _describe_part(options.split, source.share, classifier.settings.data.held_out)
@@ -197,8 +197,8 @@ def _print(classifier: ImageClassifier, data: DataConfig, result: Accuracy, over
         console.print(classes)
     if result.broken:
         print(f"{counted(len(result.broken), 'broken image')} skipped, the first: {result.broken[0]}")
-    if overlap:
-        print(describe_overlap(overlap, result.count))
+    if (message := describe_overlap(overlap, result.count)) is not None:
+        print(message)
 
 
 def _write(

@@ -25,6 +25,8 @@ def count_training_contents(
     return None if training is None or evaluated is None else count_shared(training, evaluated)
 
 
-def describe_overlap(overlap: int, count: int) -> str:
-    """The overlap in a sentence."""
-    return f"{overlap} of the {counted(count, 'image')} are training images of this run (same bytes)"
+def describe_overlap(overlap: int | None, count: int) -> str | None:
+    """The overlap in a sentence; None if there is none."""
+    if overlap is None:
+        return "not checked for training images: the training data of the run is not available, or too large to compare"
+    return f"{overlap} of the {counted(count, 'image')} are training images of this run (same bytes)" if overlap else None

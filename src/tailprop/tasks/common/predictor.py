@@ -71,6 +71,8 @@ def as_list(images: ImageInput | Sequence[ImageInput]) -> tuple[list[ImageInput]
         return (list(images), True) if images.ndim == 4 else ([images], False)
     if isinstance(images, str | Path | Image.Image):
         return [images], False
+    if not isinstance(images, Sequence):
+        raise ValueError(f"expected a path, a PIL image, an array, a tensor or a list of them, got {type(images).__name__}")
     return list(images), True
 
 
@@ -95,12 +97,17 @@ def to_array(image: np.ndarray | Tensor) -> np.ndarray:
         image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
     if image.ndim not in (2, 3):
         raise ValueError(f"an image array must be (height, width) or (height, width, channels), got {image.shape}")
+    if image.ndim == 3 and image.shape[2] > 4:
+        raise ValueError(
+            f"an image has 1 to 4 channels, got {image.shape[2]}; a tensor is (channels, height, width), an array (height, "
+            "width, channels)"
+        )
     return image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
 
 
 def check_unit_range(array: np.ndarray) -> None:
     """Raise if floats are not from 0 to 1, as in bytes converted to float or a normalised image."""
-    if array.size and (array.min() < -1e-3 or array.max() > 1 + 1e-3):
+    if array.size and not (array.min() >= -1e-3 and array.max() <= 1 + 1e-3):  # NaN is refused too
         raise ValueError(f"a float image must have values from 0 to 1, got {array.min():.3g} to {array.max():.3g}")
 
 

@@ -81,9 +81,7 @@ def run(options: DetectEval) -> None:
         scores = score_over_processes(part, results, broken, world)
         if world.is_main:
             paths = [image.path for image in part.images]
-            overlap = None
-            if options.split == "validation":
-                overlap = count_training_images(lambda: _training_paths(detector.settings.data), paths)
+            overlap = count_training_images(lambda: _training_paths(detector.settings.data), paths)
             _print(options, detector, len(part.images) - len(broken), part.name, scores, overlap)
             if options.results is not None:
                 write_json(options.results, results, indent=None)
@@ -107,8 +105,8 @@ def _print(
     paper, data = papers_ap(settings, len(detector.names)), settings.data
     sides = f"sides {data.short_px} to {data.long_px} px"
     console.print(f"{settings.model.name}, {counted(count, 'image')} of {file}, {sides}{paper}", markup=False)
-    if overlap:
-        console.print(describe_overlap(overlap, count))
+    if (message := describe_overlap(overlap, count)) is not None:
+        console.print(message)
     if options.out is not None:
         about = dict(model=settings.model.name, count=count, short_px=data.short_px, long_px=data.long_px)
         write_json(options.out, about | scores | dict(training_images=overlap))

@@ -99,7 +99,7 @@ class CropDataset(KeyedDataset):
     def __init__(self, paths: Sequence[Path], data: RestoreDataConfig, channels: int) -> None:
         self.paths, self.data, self.channels = paths, data, channels
         self.kept: dict[int, Pixels] = {}
-        self.room = data.cache_gb * 1e9  # bytes
+        self.cache_bytes_left = data.cache_gb * 1e9  # bytes
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -117,8 +117,8 @@ class CropDataset(KeyedDataset):
         # Noise is trained on the full range. JPEG test images have studio range, photographs do not: train on half of each.
         studio = self.data.degradation == "jpeg" and index % 2 == 1
         pixels = np.ascontiguousarray(fit_channels(pixels, self.channels, studio))
-        if pixels.nbytes <= self.room:
-            self.room -= pixels.nbytes
+        if pixels.nbytes <= self.cache_bytes_left:
+            self.cache_bytes_left -= pixels.nbytes
             self.kept[index] = pixels
         return pixels
 

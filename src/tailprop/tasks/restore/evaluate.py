@@ -133,8 +133,8 @@ def _print(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfi
     if scores.broken:
         console.print(f"{counted(len(scores.broken), 'broken image')} skipped, the first: {scores.broken[0]}")
     overlap = count_training_images(restorer.settings.data.list_train_images, data.list_test_images())
-    if overlap:
-        console.print(describe_overlap(overlap, len(scores.rows)))
+    if (message := describe_overlap(overlap, len(scores.rows))) is not None:
+        console.print(message)
     if options.out is not None:
         numbers = dict(model=restorer.name, degradation=degradation, tile_px=options.tile_px, overlap_px=options.shared_px)
         rows = [_finite(asdict(row)) for row in scores.rows]

@@ -115,10 +115,8 @@ def run(options: SegmentEval) -> None:
                 segmenter.label, loader, len(segmenter.names), world.device, broken_files.record, classes=indices
             )
         if world.is_main:
-            overlap = None
-            if options.split == "validation":
-                images = [pair.image for pair in part.pairs]
-                overlap = count_training_images(lambda: _training_paths(own.data), images)
+            images = [pair.image for pair in part.pairs]
+            overlap = count_training_images(lambda: _training_paths(own.data), images)
             _print(options, segmenter, len(part.pairs) - len(broken), scores, overlap)
 
 
@@ -149,8 +147,8 @@ def _print(options: SegmentEval, segmenter: ImageSegmenter, count: int, scores: 
         f"{scores.class_accuracy:.2f} %; {config.model.name}, {count} images, shorter side {config.data.short_px} px, "
         f"{_describe(config.inference)}"
     )
-    if overlap:
-        console.print(describe_overlap(overlap, count))
+    if (message := describe_overlap(overlap, count)) is not None:
+        console.print(message)
     if options.out is not None:
         classes = dict(zip(segmenter.names, scores.iou, strict=True))
         about = dict(model=config.model.name, checkpoint=options.checkpoint, split=options.split, count=count)
