@@ -201,3 +201,28 @@ def test_unknown_setting_suggests_the_closest(name: str, tmp_path: Path, capsys:
 def test_unknown_task(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r.yaml").write_text(f"task: {task}\n")
     assert_refused(["train", str(tmp_path / "r.yaml")], "unknown task", capsys)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["train", "coco_maskrcnn_tiny_1x"], "--data.root is missing"),
+        (["train", "coco_maskrcnn_tiny_1x", "--data.root", "nowhere"], "no annotation file nowhere/annotations"),
+        (["train", "shapes_maskrcnn", "--detector.anchor-px", "8", "16"], "detector.anchor_px needs 5 sides"),
+        (["train", "shapes_maskrcnn", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
+        (["train", "shapes_maskrcnn", "--data.long-px", "64"], "data.long_px must be at least 128"),
+        (["bench", "detect", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
+        (["train", "ade20k_upernet_tiny"], "--data.root is missing"),
+        (["train", "ade20k_upernet_tiny", "--data.root", "nowhere"], "no folder nowhere"),
+        (["train", "ade20k_upernet_tiny", "--data.root", "."], "no folder images/training with the images"),
+        (["train", "shapes_upernet", "--optim.batch-size", "1"], "batch norm needs two images per batch"),
+        (["train", "shapes_upernet", "--inference.stride-px", "600"], "leaves gaps between windows of 512 px"),
+        (["train", "shapes_upernet", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
+        (["bench", "segment", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
+    ],
+)
+def test_user_errors_are_one_line(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(args, message, capsys)

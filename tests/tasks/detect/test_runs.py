@@ -343,21 +343,3 @@ def test_images_without_objects(scenes: Path, tmp_path: Path, capsys: pytest.Cap
         assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), *more]) == 0
         assert len(losses(out)) == steps
         assert ("skipped 4 of 8 training images without objects" in capsys.readouterr().out) == said
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["train", "coco_maskrcnn_tiny_1x"], "--data.root is missing"),
-        (["train", "coco_maskrcnn_tiny_1x", "--data.root", "nowhere"], "no annotation file nowhere/annotations"),
-        (["train", "shapes_maskrcnn", "--detector.anchor-px", "8", "16"], "detector.anchor_px needs 5 sides"),
-        (["train", "shapes_maskrcnn", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
-        (["train", "shapes_maskrcnn", "--data.long-px", "64"], "data.long_px must be at least 128"),
-        (["bench", "detect", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
-    ],
-)
-def test_user_errors_are_one_line(
-    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_refused(args, message, capsys)

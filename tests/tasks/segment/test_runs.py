@@ -20,7 +20,7 @@ from tailprop.tasks.segment.evaluate import SegmentDataChoice
 from tailprop.tasks.segment.load import load_segmenter
 from tailprop.tasks.segment.model import SegmenterConfig
 from tailprop.tasks.segment.task import SegmentConfig
-from tests.helpers.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_resume
+from tests.helpers.runs import assert_same_run, fork, last_row, losses, stop_and_resume
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
 SWIN = "swin_tiny_patch4_window7_224"
@@ -258,25 +258,6 @@ def test_broken_files_stop_a_run_or_are_skipped(
     assert tailprop_cli.main([*args, "--data.on-broken", "skip", "--run.overwrite"]) == 0
     assert message in capsys.readouterr().err
     assert last_row(tmp_path / "run")["broken"] == 1
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["train", "ade20k_upernet_tiny"], "--data.root is missing"),
-        (["train", "ade20k_upernet_tiny", "--data.root", "nowhere"], "no folder nowhere"),
-        (["train", "ade20k_upernet_tiny", "--data.root", "."], "no folder images/training with the images"),
-        (["train", "shapes_upernet", "--optim.batch-size", "1"], "batch norm needs two images per batch"),
-        (["train", "shapes_upernet", "--inference.stride-px", "600"], "leaves gaps between windows of 512 px"),
-        (["train", "shapes_upernet", "--model.name", "resnet_zero"], "timm has no model 'resnet_zero'"),
-        (["bench", "segment", "--models", "tailprop_huge"], "timm has no model 'tailprop_huge'"),
-    ],
-)
-def test_user_errors_are_one_line(
-    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_refused(args, message, capsys)
 
 
 def test_bench_writes_csv(tmp_path: Path) -> None:
