@@ -40,6 +40,12 @@ def write_recipe(path: Path, **changes: dict[str, Any]) -> Path:
     return path
 
 
+def train(recipe: Path) -> Path:
+    """Train a recipe; the run folder, beside it."""
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(recipe.with_name("run"))]) == 0
+    return recipe.with_name("run")
+
+
 def losses(folder: Path) -> list[float]:
     """The loss of every step, as logged."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -24,7 +24,7 @@ from tailprop.tasks.detect import model as detect_model
 from tailprop.tasks.detect.load import load_detector
 from tailprop.tasks.detect.metrics import METRICS, score_results, to_results
 from tests.helpers.detecting import validation_set, write_recipe
-from tests.helpers.runs import assert_refused, assert_same_run, fork, last_row, losses, stop_and_resume
+from tests.helpers.runs import assert_refused, fork, last_row, losses, train
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    recipe = write_recipe(folder / "small.yaml", scenes)
-    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(folder / "run")]) == 0
-    return folder / "run"
+    return train(write_recipe(tmp_path_factory.mktemp("run") / "small.yaml", scenes))
 
 
 def test_training_writes_a_complete_run_folder(run: Path, scenes: Path) -> None:
@@ -57,12 +54,6 @@ def test_training_writes_a_complete_run_folder(run: Path, scenes: Path) -> None:
     results = json.loads((run / "coco_results.json").read_text())
     assert len({entry["image_id"] for entry in results}) > 1
     assert score_results(part.ground_truth(), results)["box_ap"] == pytest.approx(row["box_ap"])
-
-
-def test_resumed_run_has_the_same_weights(run: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = write_recipe(tmp_path / "small.yaml", scenes)
-    stop_and_resume(recipe, tmp_path / "again", 3, monkeypatch)
-    assert_same_run(run, tmp_path / "again")
 
 
 def test_two_processes_match_one(scenes: Path, tmp_path: Path) -> None:
