@@ -164,12 +164,27 @@ def test_load_errors_name_the_fix(run: Path, tmp_path: Path) -> None:
         tailprop.load(tmp_path / "nowhere")
 
 
-def test_predict_matches_load(
-    run: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_predict_writes_what_load_predicts(
+    run: Path, spec: TaskSpec, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert tailprop_cli.main(["predict", str(run), str(image)]) == 0
-    assert image.name.split(".")[0] in capsys.readouterr().out.replace("\n", "") or any(tmp_path.iterdir())
+    loaded = tailprop.load(run)
+    command = ["predict", str(run), str(image), "--out"]
+    if spec.name == "classify":
+        assert tailprop_cli.main([*command, "p.json"]) == 0
+        (row,) = json.loads(Path("p.json").read_text())
+        assert row["predictions"] == [vars(score) for score in loaded.predict(image).top(5)]
+    elif spec.name == "detect":
+        assert tailprop_cli.main([*command, "out", "--score", "0"]) == 0
+        found = json.loads(Path("out/detections.json").read_text())["annotations"]
+        assert [entry["score"] for entry in found] == pytest.approx(loaded.predict(image, score=0.0).scores.tolist())
+        assert found
+    else:
+        assert tailprop_cli.main([*command, "out"]) == 0
+        written = np.asarray(Image.open(next(Path("out").glob("*.png"))))
+        answer = loaded.predict(image)
+        expected = answer[..., 0] if spec.name == "restore" else answer.labels.numpy() + loaded.first_label
+        np.testing.assert_array_equal(written, expected)
 
 
 def test_weights_of_another_shape_raise_in_one_line(
