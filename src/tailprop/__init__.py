@@ -9,6 +9,10 @@ import tailprop.backbone.registry  # noqa: F401 - registers the models
 from tailprop.backbone.dct import dct2, frequency_grid, idct2
 from tailprop.backbone.mixers import (
     MIXERS,
+    AveragePool,
+    DepthwiseConv,
+    FourierMLP,
+    GlobalFilter,
     HeatConduction,
     Mixer,
     NoPropagation,
@@ -35,6 +39,10 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "MIXERS",
     "VARIANTS",
+    "AveragePool",
+    "DepthwiseConv",
+    "FourierMLP",
+    "GlobalFilter",
     "HeatConduction",
     "Mixer",
     "NoPropagation",

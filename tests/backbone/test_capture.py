@@ -56,7 +56,7 @@ def test_compile_dynamic_with_inductor() -> None:
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("mixer", ["tailprop", "adaptive_alpha", "heat", "wave"])
+@pytest.mark.parametrize("mixer", ["tailprop", "adaptive_alpha", "heat", "wave", "gfnet", "afno", "conv7", "conv31", "pool"])
 def test_compiled_training_step(mixer: str) -> None:
     model, x = tiny_net(mixer=mixer).train(), torch.randn(2, 3, 48, 64)
     grads = []

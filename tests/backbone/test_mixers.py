@@ -1,13 +1,90 @@
-"""Heat, wave, attention and identity: correctness and common interface."""
+"""Heat, wave, attention and identity: correctness; the common interface of all mixers."""
 
 import math
 
 import pytest
 import scipy.fft
 import torch
+import torch.fx
 
-from tailprop import HeatConduction, NoPropagation, SelfAttention, WavePropagation, tail_propagate
-from tailprop.backbone.mixers import heat_conduct, resample_embedding, wave_propagate
+from tailprop import MIXERS, HeatConduction, NoPropagation, SelfAttention, WavePropagation, tail_propagate
+from tailprop.backbone.mixers import build_mixer, heat_conduct, register_mixer, resample_embedding, wave_propagate
+from tailprop.backbone.model import init_module
+
+DIM = 32  # one head of attention
+MAPS = [(1, 1), (1, 4), (5, 1), (2, 2), (7, 3), (16, 9)]
+
+
+def inputs(module: torch.nn.Module, h: int, w: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    x = torch.randn(2, h, w, DIM, dtype=dtype)
+    return (x, torch.rand(h, w, DIM, dtype=dtype)) if module.needs_frequency_embedding else (x,)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_any_map_has_gradients(mixer: str) -> None:
+    module = build_mixer(mixer, DIM)
+    for h, w in MAPS:
+        arguments = inputs(module, h, w)
+        arguments[0].requires_grad_()
+        y = module(*arguments)
+        assert y.shape == arguments[0].shape
+        y.square().sum().backward()
+        for tensor in (arguments[0], *module.parameters()):
+            assert tensor.grad is not None
+            assert torch.isfinite(tensor.grad).all()
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_precisions(mixer: str) -> None:
+    torch.manual_seed(0)
+    module = build_mixer(mixer, DIM)
+    arguments = inputs(module, 6, 5)
+    full = module(*arguments)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(module(*arguments).float(), full, rtol=5e-2, atol=5e-2)
+    half = module.bfloat16()(*(a.bfloat16() for a in arguments))
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), full, rtol=5e-2, atol=5e-2)
+    double = build_mixer(mixer, DIM, dtype=torch.float64)
+    assert double(*inputs(double, 3, 4, torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("mixer", ["gfnet", "afno"])
+def test_spectra_are_computed_in_full_precision_under_autocast(mixer: str) -> None:
+    module, x = build_mixer(mixer, DIM), torch.randn(2, 6, 5, DIM)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = module(x)
+    torch.testing.assert_close(low, module(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_symbolic_tracing(mixer: str) -> None:
+    module = build_mixer(mixer, DIM)
+    traced = torch.fx.symbolic_trace(module)
+    for h, w in MAPS:
+        arguments = inputs(module, h, w)
+        torch.testing.assert_close(traced(*arguments), module(*arguments))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_parameters_on_meta_are_initialized_and_loaded(mixer: str) -> None:
+    module = build_mixer(mixer, DIM, device="meta")
+    assert module(*(a.to("meta") for a in inputs(module, 3, 4))).shape == (2, 3, 4, DIM)
+    module = module.to_empty(device="cpu")
+    for parameter in module.parameters():
+        torch.nn.init.constant_(parameter, float("nan"))
+    for part in reversed(list(module.modules())):  # children before parents
+        init_module(part)
+    assert all(torch.isfinite(p).all() for p in module.parameters())
+    other = build_mixer(mixer, DIM)
+    other.load_state_dict(module.state_dict(), strict=True)
+    arguments = inputs(module, 5, 6)
+    torch.testing.assert_close(other(*arguments), module(*arguments), rtol=0, atol=0)
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="a mixer 'pool' is already registered"):
+        register_mixer("pool")(NoPropagation)
 
 
 def test_heat_with_constant_diffusivity_is_gaussian() -> None:

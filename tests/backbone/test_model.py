@@ -38,6 +38,25 @@ def test_cost(name: str, params: float, gmacs: float) -> None:
     assert count_macs(model) / 1e9 == pytest.approx(gmacs, rel=0.01)
 
 
+def test_cost_of_mixers() -> None:
+    """Beyond the body, for one block of 16 channels on 8x8 positions."""
+    body = dict(depths=(1,), dims=(16,), img_size=32)
+    base = count_macs(tiny_net(mixer="identity", **body).eval(), 32, 32)
+    values, fft_pair = (
+        8 * 8 * 16,
+        2 * 5 * 6 / 2 / 2,
+    )  # 5 log2(64) operations a value, half for a real map, two in a MAC
+    costs = {
+        "conv7": values * 49,
+        "conv31": values * 31**2,
+        "pool": 0,
+        "gfnet": values * fft_pair,
+        "afno": values * fft_pair + 8 * 5 * 8 * 2 * (2 * 2) ** 2,  # frequencies, blocks, layers, a complex matrix as a real one
+    }
+    for mixer, expected in costs.items():
+        assert count_macs(tiny_net(mixer=mixer, **body).eval(), 32, 32) - base == expected, mixer
+
+
 @pytest.mark.parametrize(("h", "w"), ODD_SIZES)
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_any_size_with_any_mixer(mixer: str, h: int, w: int) -> None:
@@ -53,7 +72,7 @@ def test_any_size_with_any_mixer(mixer: str, h: int, w: int) -> None:
     assert [tuple(f.shape[2:]) for f in features] == [(-(-h // r), -(-w // r)) for r in (4, 8, 16, 32)]
 
 
-@pytest.mark.parametrize("mixer", [m for m in MIXERS if m not in ("heat", "wave")])
+@pytest.mark.parametrize("mixer", [m for m in MIXERS if m not in ("heat", "wave", "gfnet")])
 def test_parameters_do_not_depend_on_image_size(mixer: str) -> None:
     shapes = [[p.shape for p in tiny_net(mixer=mixer, img_size=s, **head_dim(mixer)).parameters()] for s in (64, 224)]
     assert shapes[0] == shapes[1]
@@ -232,7 +251,7 @@ def test_bad_classifier() -> None:
         tiny_net().reset_classifier(-2)
 
 
-@pytest.mark.parametrize("mixer", ["tailprop", "heat", "wave", "adaptive_alpha", "identity"])
+@pytest.mark.parametrize("mixer", ["tailprop", "heat", "wave", "adaptive_alpha", "gfnet", "afno", "conv7", "pool", "identity"])
 @pytest.mark.parametrize("output_stride", [8, 16, 32])
 def test_output_stride(mixer: str, output_stride: int) -> None:
     features = timm.create_model(

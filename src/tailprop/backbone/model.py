@@ -17,20 +17,12 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
-from .layers import MLP, StochasticDepth, in_slices
+from .layers import MLP, StochasticDepth, in_slices, to_nchw, to_nhwc
 from .mixers import build_mixer, resample_embedding
 
 __all__ = ["TPOBlock", "TPOLayer", "TPOStage", "TailProp", "init_module", "to_nchw", "to_nhwc"]
 
 MIN_SIZE_PX: Final = 32
-
-
-def to_nhwc(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1)
-
-
-def to_nchw(x: Tensor) -> Tensor:
-    return x.permute(0, 3, 1, 2)
 
 
 class Stem(nn.Module):
@@ -166,7 +158,8 @@ class TailProp(nn.Module):
         depths: Layers of each stage.
         dims: Channels of each stage.
         mixer: A variant of the operator ("tailprop", "gaussian", "cauchy", "fixed", "learnable", "dual_gaussian",
-            "adaptive_alpha") or a baseline ("heat", "wave", "attention", "identity").
+            "adaptive_alpha"), a rival ("heat", "wave", "gfnet", "afno", "attention") or a control ("conv7", "conv31", "pool",
+            "identity").
         mixer_args: Further settings of the mixer, for example dict(orders=(2.0, 1.5, 1.0)) for `TailPropagation`.
         mlp_ratio: Hidden width of the MLP over its input.
         post_norm: Norm after each branch instead of before it.
@@ -175,8 +168,8 @@ class TailProp(nn.Module):
         drop_path_rate: Stochastic depth rate of the last layer; the rates rise linearly from 0.
         output_stride: Image size over the size of the last map: 32, or 16 or 8 for dense prediction. The last stages then keep
             their resolution with dilated convolutions, and propagate as far as before.
-        img_size: Image size that the frequency embeddings of heat and wave are stored for (they are resampled for others).
-            The parameters of the other mixers do not depend on the image size.
+        img_size: Image size that the frequency embeddings of heat and wave and the filters of gfnet are stored for (they are
+            resampled for others). The parameters of the other mixers do not depend on the image size.
     """
 
     def __init__(
@@ -213,7 +206,8 @@ class TailProp(nn.Module):
         stages = []
         for i, rates in enumerate(calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)):
             dim, dilation = dims[i], 4 * 2**i // strides[i]
-            mixers = [build_mixer(mixer, dim, **(mixer_args or {}), **dd) for _ in rates]
+            usual_size = _map_size(img_size, 4 * 2**i)
+            mixers = [build_mixer(mixer, dim, usual_size, **(mixer_args or {}), **dd) for _ in rates]
             for m in mixers:
                 m.spacing = 1 / dilation  # without downsampling the map is finer: the scales keep their meaning as distances
             layers = [

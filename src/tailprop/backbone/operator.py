@@ -13,7 +13,7 @@ settings; the seven variants of the paper's ablation are rows of `VARIANTS`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.fx
@@ -22,22 +22,37 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
-from .dct import dct2, frequency_grid, spectral_filter
+from .dct import dct2
+from .stable import (
+    Mix,
+    at_least_float32,
+    checked_orders,
+    stable_response,
+    tail_propagate,
+    tail_propagate_by_place,
+    tail_propagate_reference,
+)
 
 __all__ = [
+    "MULTISCALE",
     "VARIANTS",
     "PropagationDetails",
     "TailPropagation",
+    "at_least_float32",
     "stable_response",
     "tail_propagate",
+    "tail_propagate_by_place",
     "tail_propagate_reference",
 ]
 
-GATES: Final = ("content", "learned", "fixed")
+GATES: Final = ("content", "learned", "fixed", "spatial")
+SCALE_MODES: Final = ("softplus", "length")
+LENGTH_UNITS: Final = ("px", "map")
 ORDER_MODES: Final = ("fixed", "learned", "content")
 SCALE_OFFSET: Final = 1e-4  # keeps k positive where softplus underflows
 
-_ALL: Final = slice(None)
+for _leaf in ("tail_propagate", "tail_propagate_by_place"):  # leaf functions for symbolic tracing: inside, sizes are numbers
+    torch.fx.wrap(_leaf)
 
 # The matched controls of the paper (Table 5 and Appendix E.1) as settings of `TailPropagation`.
 VARIANTS: Final[dict[str, dict[str, Any]]] = {
@@ -50,162 +65,9 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "adaptive_alpha": dict(orders=(1.0,), gate="fixed", order_mode="content"),
 }
 
-
-def stable_response(rho: Tensor, scale: Tensor, order: float | Tensor) -> Tensor:
-    """exp(-k rho^(alpha/2)), broadcast over its arguments; exactly 1 at rho = 0 for every order."""
-    if isinstance(order, Tensor):
-        at_zero = rho == 0
-        log_rho = torch.log(rho.masked_fill(at_zero, 1.0))  # log 0 would give a learned order a NaN gradient
-        power = torch.exp(0.5 * order * log_rho).masked_fill(at_zero, 0.0)
-    else:
-        power = rho.pow(0.5 * order)
-    return torch.exp(-scale * power)
-
-
-def tail_propagate(
-    x: Tensor,
-    scales: Tensor | Sequence[float],
-    weights: Tensor | Sequence[float] | None = None,
-    orders: Tensor | Sequence[float] = (2.0, 1.0),
-    spacing: float = 1.0,
-) -> Tensor:
-    """Y = IDCT(sum_k w_k exp(-k_k rho^(alpha_k/2)) * DCT(X)): Eq. (7) of the paper, for any number of orders.
-
-    Args:
-        x: Channels-last map, (B, H, W, C).
-        scales: Positive scales k, (K,) or one for each channel, (K, C). In pixels: a Gaussian has standard deviation
-            sqrt(2k), a Cauchy kernel half-width k.
-        weights: Mixing weights, (K,), (K, C) or (B, K, C), summing to 1 over K; equal weights by default. With two orders
-            these are lambda and 1 - lambda. The last weight is computed as 1 minus the others, so that the mean of each
-            channel is preserved exactly.
-        orders: K numbers in (0, 2], or a tensor of shape (K,), (K, C) or (B, K, C) if they are learned.
-        spacing: Distance of neighbouring positions in the unit of the scales; below 1 on a finer map.
-
-    >>> photo = torch.rand(1, 64, 48, 3)
-    >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
-    torch.Size([1, 64, 48, 3])
-    """
-    _check_map(x)
-    mix = _Mix.of(x, scales, weights, orders, spacing)
-    return spectral_filter(x, lambda columns: mix.response(x, columns))  # (B, H, W, C)
-
-
-def tail_propagate_reference(
-    x: Tensor,
-    scales: Tensor | Sequence[float],
-    weights: Tensor | Sequence[float] | None = None,
-    orders: Tensor | Sequence[float] = (2.0, 1.0),
-    spacing: float = 1.0,
-) -> Tensor:
-    """The same operator in its simplest form: a branch for each order, each with its own transform pair, mixed in space.
-
-    It always computes in float64, so that a difference from `tail_propagate` is an error of the fast path.
-    """
-    _check_map(x)
-    dtype, x = x.dtype, x.double()
-    _, h, w, _ = x.shape
-    d_h, d_w = _cosine_matrix(h, x), _cosine_matrix(w, x)
-    w_m = math.pi * torch.arange(h, dtype=x.dtype, device=x.device) / (h * spacing)
-    w_n = math.pi * torch.arange(w, dtype=x.dtype, device=x.device) / (w * spacing)
-    rho = w_m[:, None] ** 2 + w_n[None, :] ** 2  # (H, W)
-    away_from_zero = torch.where(rho > 0, rho, 1.0)
-
-    mix = _Mix.of(x, scales, weights, orders)
-    last = 1 - mix.weights[:, :-1].sum(1, keepdim=True)
-    shares = torch.cat([mix.weights[:, :-1], last], dim=1)
-    y = torch.zeros_like(x)
-    for k, order in enumerate(mix.orders):
-        alpha = order[..., None, None] if isinstance(order, Tensor) else order  # (B, C, 1, 1) or a number
-        decay = torch.where(rho > 0, away_from_zero ** (alpha / 2), 0.0)  # rho^(alpha/2), (B, C, H, W)
-        response = torch.exp(-mix.scales[k, :, None, None] * decay)
-        branch = d_h @ x.permute(0, 3, 1, 2) @ d_w.T  # DCT, (B, C, H, W)
-        branch = d_h.T @ (response * branch) @ d_w  # inverse DCT
-        y = y + shares[:, k, None, None, :] * branch.permute(0, 2, 3, 1)
-    return y.to(dtype)
-
-
-torch.fx.wrap("tail_propagate")  # a leaf function for symbolic tracing: inside it, sizes are numbers
-
-
-def _cosine_matrix(n: int, like: Tensor) -> Tensor:
-    """D[m, i] = c_m cos(pi m (2i + 1) / (2n)), entry by entry."""
-    norm = [math.sqrt((1 if m == 0 else 2) / n) for m in range(n)]
-    rows = [[norm[m] * math.cos(math.pi * m * (2 * i + 1) / (2 * n)) for i in range(n)] for m in range(n)]
-    return torch.tensor(rows, dtype=like.dtype, device=like.device)
-
-
-class _Mix(NamedTuple):
-    """Scales, weights and orders in broadcastable shapes, in float32 or float64."""
-
-    scales: Tensor  # (K, C or 1)
-    weights: Tensor  # (B or 1, K, C or 1)
-    orders: tuple[float | Tensor, ...]  # K numbers, or K tensors (B or 1, C or 1)
-    spacing: float = 1.0
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        scales: Tensor | Sequence[float],
-        weights: Tensor | Sequence[float] | None,
-        orders: Tensor | Sequence[float],
-        spacing: float = 1.0,
-    ) -> "_Mix":
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        _check_numbers(scales, weights)
-        scales = torch.as_tensor(scales, dtype=dtype, device=x.device)
-        scales = scales[:, None] if scales.ndim == 1 else scales
-        num_orders = scales.shape[0]
-        if weights is None:
-            weights = [1 / num_orders] * num_orders
-        weights = _to_bkc(torch.as_tensor(weights, dtype=dtype, device=x.device))
-        split = _to_bkc(orders.to(dtype)).unbind(1) if isinstance(orders, Tensor) else _checked_orders(orders)
-        if not num_orders == weights.shape[1] == len(split):
-            raise ValueError(
-                f"expected one scale, one weight and one order for each response, got {num_orders} scales, "
-                f"{weights.shape[1]} weights and {len(split)} orders"
-            )
-        return cls(scales, weights, split, spacing)
-
-    def each_response(self, x: Tensor, columns: slice = _ALL) -> list[Tensor]:
-        """The response of each order alone at some columns of frequencies, K tensors (B or 1, H, columns, C or 1)."""
-        h, w = x.shape[-3], x.shape[-2]
-        rho = frequency_grid(h, w, x, self.spacing)[None, :, columns, None]
-        orders = (o[:, None, None, :] if isinstance(o, Tensor) else o for o in self.orders)
-        return [stable_response(rho, k, order) for k, order in zip(self.scales, orders, strict=True)]
-
-    def response(self, x: Tensor, columns: slice = _ALL) -> Tensor:
-        """sum_k w_k h_k, broadcastable to (B, H, W, C), as h_K + sum_(k<K) w_k (h_k - h_K): exactly 1 at rho = 0."""
-        *others, last = self.each_response(x, columns)
-        mixed = last
-        for k, h in enumerate(others):
-            mixed = torch.addcmul(mixed, self.weights[:, k, None, None, :], h - last)
-        return mixed
-
-
-def _check_map(x: Tensor) -> None:
-    if x.ndim != 4:
-        raise ValueError(f"expected a channels-last map (batch, height, width, channels), got shape {tuple(x.shape)}")
-
-
-def _check_numbers(scales: Tensor | Sequence[float], weights: Tensor | Sequence[float] | None) -> None:
-    """Reject invalid Python numbers; the values of tensors are not checked, because that would synchronize with a GPU."""
-    for name, values in (("scales", scales), ("weights", weights)):
-        if isinstance(values, int | float) or (isinstance(values, Tensor) and values.ndim == 0):
-            raise ValueError(f"{name} needs a value for each order, got the single number {values}")
-    if not isinstance(scales, Tensor):
-        for scale in scales:
-            if not 0 <= scale < math.inf:
-                raise ValueError(f"a scale must be finite and not negative, got {scale}")
-    if isinstance(weights, list | tuple) and not math.isclose(sum(weights), 1, abs_tol=1e-3):
-        raise ValueError(f"weights must sum to 1, got {weights}")
-
-
-def _to_bkc(v: Tensor) -> Tensor:
-    """(K,), (K, C) or (B, K, C) as (B or 1, K, C or 1)."""
-    if v.ndim == 1:
-        return v[None, :, None]
-    return v[None] if v.ndim == 2 else v
+# Ours: every channel has a length of its own, so that some reach near and some far from the first step on, and learns it at
+# the same relative rate. Channels start with a preference for one of the two tails: an even mix of both learns more slowly.
+MULTISCALE: Final[dict[str, Any]] = dict(orders=(2.0, 1.0), gate="content", scale_mode="length", gate_init=2.0)
 
 
 @dataclass(frozen=True)
@@ -232,19 +94,29 @@ class TailPropagation(nn.Module):
         dim: Channels C.
         orders: Stable orders alpha of the mix, each in (0, 2].
         gate: Source of the mixing weights: "content" predicts them from the input, sigmoid(MLP(GAP(X))) for two orders, a
-            softmax for more; "learned" has a weight for each channel; "fixed" uses equal weights.
+            softmax for more; "learned" has a weight for each channel; "fixed" uses equal weights; "spatial" predicts weights
+            for every position, and needs an inverse transform for each order.
         order_mode: "fixed" keeps `orders`; "learned" trains an order for each entry, initialized to `orders`; "content"
             predicts 2 sigmoid(MLP(GAP(X))) for each channel, also initialized to `orders`.
         scale_init: Initial scale of every order, or one for each. Repeated orders start a factor of 4 apart. The
             default is close to no propagation; an initial scale of 1 cost two points in results/scale_init.csv.
         scale_per_channel: Learn a scale for each channel, initialized geometrically from 0.1 to 10 times `scale_init`.
+        scale_mode: "softplus", k = softplus(theta) + offset, is the paper's. "length" learns a length for each channel and
+            order, l = exp(theta), with k = l^alpha / alpha: a Gaussian then has standard deviation l and a Cauchy kernel
+            half-width l, and a step of the optimizer changes every length by the same factor.
+        lengths: Shortest and longest initial length for "length", spread geometrically over the channels.
+        length_unit: "px", positions of the map, or "map", the side of the map (the geometric mean of height and width).
+        gate_init: Initial gate logit. Channels take turns in preferring one of the orders by this much; 0 = equal weights.
+        gain_init: Exponent p of the initial gain of a channel, (1 + 4 l)^p for its length l, which is learned as its logarithm.
+            A smoothed channel is weak: white noise comes out of a kernel of length l about 4 l times weaker. 0 = no gain.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
     """
 
     needs_frequency_embedding: Final = False
-    no_decay: Final = ("theta", "gate_logits", "order_logits")
+    no_decay: Final = ("theta", "gate_logits", "order_logits", "log_gain")
     scale_parameters: Final = ("theta",)
     spacing: float = 1.0  # distance of neighbouring positions, set by a backbone whose map is finer than usual
+    _observed: "Observed | None" = None  # means of predicted values, while `observe` is on
 
     def __init__(
         self,
@@ -254,6 +126,11 @@ class TailPropagation(nn.Module):
         order_mode: str = "fixed",
         scale_init: float | Sequence[float] = 0.02,
         scale_per_channel: bool = False,
+        scale_mode: str = "softplus",
+        lengths: tuple[float, float] = (0.5, 16.0),
+        length_unit: str = "px",
+        gate_init: float = 0.0,
+        gain_init: float = 0.0,
         gate_reduction: int = 8,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -261,49 +138,75 @@ class TailPropagation(nn.Module):
         super().__init__()
         check_choice("gate", gate, GATES)
         check_choice("order_mode", order_mode, ORDER_MODES)
+        check_choice("scale_mode", scale_mode, SCALE_MODES)
+        check_choice("length_unit", length_unit, LENGTH_UNITS)
         check_at_least("dim", dim, 1)
         check_at_least("gate_reduction", gate_reduction, 1)
         self.dim, self.gate, self.order_mode = dim, gate, order_mode
-        self.orders = _checked_orders(orders)
+        self.orders = checked_orders(orders)
         self.scale_init = _checked_scales(scale_init, self.orders)
-        self.scale_per_channel = scale_per_channel
+        self.scale_mode, self.scale_per_channel = scale_mode, scale_per_channel or scale_mode == "length"
+        self.lengths, self.length_unit, self.gate_init = _checked_lengths(lengths), length_unit, gate_init
 
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         num_orders, hidden = len(self.orders), max(1, dim // gate_reduction)
         gate = gate if num_orders > 1 else "fixed"  # a single response has nothing to mix
-        self.theta = nn.Parameter(torch.empty(num_orders, dim if scale_per_channel else 1, **dd))
+        self.theta = nn.Parameter(torch.empty(num_orders, dim if self.scale_per_channel else 1, **dd))
         self.gate_logits = nn.Parameter(torch.empty(num_orders - 1, dim, **dd)) if gate == "learned" else None
-        self.gate_mlp = PooledMLP(dim, hidden, num_orders - 1, **dd) if gate == "content" else None
+        gate_mlp = {"content": PooledMLP, "spatial": PositionMLP}.get(gate)
+        self.gate_mlp = None if gate_mlp is None else gate_mlp(dim, hidden, num_orders - 1, **dd)
         self.order_logits = nn.Parameter(torch.empty(num_orders, 1, **dd)) if order_mode == "learned" else None
         self.order_mlp = PooledMLP(dim, hidden, num_orders, **dd) if order_mode == "content" else None
+        self.gain_init = gain_init
+        self.log_gain = nn.Parameter(torch.empty(dim, **dd)) if gain_init and scale_mode == "length" else None
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialize scales and orders from the arguments, and gates to equal weights."""
-        scales = torch.tensor(self.scale_init, dtype=torch.float64, device="cpu")[:, None]  # (K, 1)
-        if self.scale_per_channel:
-            scales = scales * torch.logspace(-1, 1, self.dim, dtype=torch.float64, device="cpu")  # (K, C)
-        softplus = (scales - SCALE_OFFSET).clamp_min(1e-6)
-        self.theta.copy_(softplus + torch.log(-torch.expm1(-softplus)))  # the inverse of softplus, for large values too
+        self.theta.copy_(self._initial_theta())
         # An order of exactly 2 is the limit of the sigmoid and cannot be reached; 1.99 still has a gradient.
         order_logits = torch.logit(torch.tensor(self.orders, dtype=torch.float64, device="cpu") / 2, eps=5e-3)[:, None]
+        preferred = self._initial_gates()
+        if self.log_gain is not None:
+            self.log_gain.copy_(self.gain_init * torch.log1p(4 * self.theta[0].exp()))
         if self.gate_logits is not None:
-            self.gate_logits.zero_()
+            self.gate_logits.copy_(preferred)
         if self.gate_mlp is not None:
             self.gate_mlp.reset_parameters()
+            self.gate_mlp.fc2.bias.copy_(preferred.flatten())
         if self.order_logits is not None:
             self.order_logits.copy_(order_logits)
         if self.order_mlp is not None:
             self.order_mlp.reset_parameters()
             self.order_mlp.fc2.bias.copy_(order_logits.expand(-1, self.dim).flatten())
 
+    def _initial_theta(self) -> Tensor:
+        if self.scale_mode == "length":
+            low, high = (math.log(length) for length in self.lengths)
+            return torch.linspace(low, high, self.dim, dtype=torch.float64, device="cpu").expand(len(self.orders), -1)
+        scales = torch.tensor(self.scale_init, dtype=torch.float64, device="cpu")[:, None]  # (K, 1)
+        if self.scale_per_channel:
+            scales = scales * torch.logspace(-1, 1, self.dim, dtype=torch.float64, device="cpu")  # (K, C)
+        softplus = (scales - SCALE_OFFSET).clamp_min(1e-6)
+        return softplus + torch.log(-torch.expm1(-softplus))  # the inverse of softplus, for large values too
+
+    def _initial_gates(self) -> Tensor:
+        """Logits of all orders but the last, (K - 1, C): channel c prefers order c mod K."""
+        num_orders = len(self.orders)
+        preferred = torch.arange(self.dim, device="cpu") % num_orders
+        logits = self.gate_init * F.one_hot(preferred, num_orders).double().T  # (K, C)
+        return logits[:-1] - logits[-1:]
+
     def scales(self) -> Tensor:
-        """Propagation scales k = softplus(theta) + offset, (K, 1) or (K, C)."""
+        """Propagation scales k, (K, 1) or (K, C): softplus(theta) + offset, or l^alpha / alpha with l = exp(theta)."""
+        if self.scale_mode == "length":
+            alpha = torch.tensor(self.orders, device=self.theta.device)[:, None]  # (K, 1)
+            return torch.exp(alpha * at_least_float32(self.theta)) / alpha
         return F.softplus(at_least_float32(self.theta)) + SCALE_OFFSET
 
     def weights(self, x: Tensor) -> Tensor | None:
-        """Mixing weights for a batch: (B, K, C), (K, C), or None for equal weights."""
+        """Mixing weights for a batch: (B, K, C), (B, K, H, W, C), (K, C), or None for equal weights."""
         if self.gate_mlp is not None:
             return _mixing_weights(self.gate_mlp(x), 1, len(self.orders))
         if self.gate_logits is not None:
@@ -319,13 +222,64 @@ class TailPropagation(nn.Module):
         return self.orders
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
-        return tail_propagate(x, self.scales(), self.weights(x), self.stable_orders(x), self.spacing)
+        weights, orders, spacing = self.weights(x), self.stable_orders(x), self._spacing(x)
+        if self._observed is not None:
+            self._observed.add(weights, orders)
+        if weights is not None and isinstance(self.gate_mlp, PositionMLP):
+            return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.gain())
+        return tail_propagate(x, self.scales(), weights, orders, spacing, self.gain())
+
+    def gain(self) -> Tensor | None:  # (C,)
+        return None if self.log_gain is None else torch.exp(at_least_float32(self.log_gain))
+
+    def observe(self, on: bool) -> None:
+        """Start to keep the means of weights and orders that are predicted from the input, or forget them."""
+        self._observed = Observed() if on else None
+
+    @torch.no_grad()
+    def learned(self) -> dict[str, Tensor]:
+        """What the layer has learned, one value or one for each channel: scales, lengths, orders and mixing weights.
+
+        Order k has the scale k_k and the length (alpha k)^(1/alpha), in the unit of the scales: the standard deviation sqrt(2k)
+        of a Gaussian, the half-width k of a Cauchy kernel. `lambda` is the weight of the first order. Predicted values are
+        means over the images since `observe(True)`, and are missing without any.
+        """
+        scales, values = self.scales(), {}
+        predicted = None if self._observed is None else self._observed.orders.mean()
+        orders = predicted if self.order_mlp is not None else self._own_orders()
+        for k, scale in enumerate(scales):
+            values[f"scale_{k}"] = scale
+            if orders is not None:
+                values[f"length_{k}"] = (orders[k] * scale) ** (1 / orders[k])
+            if orders is not None and self.order_mode != "fixed":
+                values[f"order_{k}"] = orders[k]
+        weights = self._mean_weights()
+        return values if weights is None else values | {"lambda": weights[0]}
+
+    def _own_orders(self) -> Tensor:  # (K, 1)
+        if self.order_logits is not None:
+            return 2 * torch.sigmoid(at_least_float32(self.order_logits))
+        return torch.tensor(self.orders, device=self.theta.device)[:, None]
+
+    def _mean_weights(self) -> Tensor | None:  # (K, C)
+        if self.gate_logits is not None:
+            return _mixing_weights(self.gate_logits, 0, len(self.orders))
+        return None if self._observed is None else self._observed.weights.mean()
+
+    def _spacing(self, x: Tensor) -> float:
+        """Distance of neighbouring positions in the unit of the scales."""
+        if self.scale_mode == "length" and self.length_unit == "map":
+            return (x.shape[1] * x.shape[2]) ** -0.5
+        return self.spacing
 
     @torch.no_grad()
     def explain(self, x: Tensor) -> PropagationDetails:
-        """The values inside one forward pass on x, (B, H, W, C)."""
+        """The values inside one forward pass on x, (B, H, W, C); weights of every position are averaged over the map."""
         b, h, w, c = x.shape
-        mix = _Mix.of(x, self.scales(), self.weights(x), self.stable_orders(x), self.spacing)
+        weights = self.weights(x)
+        if weights is not None and isinstance(self.gate_mlp, PositionMLP):
+            weights = weights.mean((2, 3))
+        mix = Mix.of(x, self.scales(), weights, self.stable_orders(x), self._spacing(x), self.gain())
         orders = [torch.as_tensor(o, device=x.device).expand(b, c) for o in mix.orders]
         return PropagationDetails(
             scales=mix.scales,
@@ -338,6 +292,36 @@ class TailPropagation(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, orders={self.orders}, gate={self.gate!r}, order_mode={self.order_mode!r}"
+
+
+class Mean:
+    """The mean over all samples of tensors (B, K, ..., C), averaged over space: (K, C)."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.count = 0
+
+    def add(self, values: Tensor) -> None:
+        summed = values.detach().sum(0)
+        summed = summed.flatten(1, -2).mean(1) if summed.ndim > 2 else summed
+        self.total = summed if self.total is None else self.total + summed
+        self.count += len(values)
+
+    def mean(self) -> Tensor | None:
+        return None if self.total is None else self.total / self.count
+
+
+class Observed:
+    """Means of the weights and orders that a layer predicts; those that do not depend on the input are left out."""
+
+    def __init__(self) -> None:
+        self.weights, self.orders = Mean(), Mean()
+
+    def add(self, weights: Tensor | None, orders: Tensor | tuple[float, ...]) -> None:
+        if weights is not None and weights.ndim > 2:
+            self.weights.add(weights)
+        if isinstance(orders, Tensor) and orders.ndim > 2:
+            self.orders.add(orders)
 
 
 class PooledMLP(nn.Module):
@@ -358,9 +342,11 @@ class PooledMLP(nn.Module):
         return self.fc2(F.gelu(self.fc1(x.mean((1, 2))))).unflatten(1, (self.outputs, -1))
 
 
-def at_least_float32(v: Tensor) -> Tensor:
-    """v in at least float32: gates, scales and responses are computed in full precision under autocast."""
-    return v.to(torch.promote_types(v.dtype, torch.float32))
+class PositionMLP(PooledMLP):
+    """The same MLP at every position, without the average: 1x1 convolutions."""
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, outputs, H, W, C)
+        return self.fc2(F.gelu(self.fc1(x))).unflatten(-1, (self.outputs, -1)).movedim(-2, 1)
 
 
 def _mixing_weights(logits: Tensor, dim: int, num_orders: int) -> Tensor:
@@ -370,15 +356,6 @@ def _mixing_weights(logits: Tensor, dim: int, num_orders: int) -> Tensor:
         first = torch.sigmoid(logits)  # a softmax over pairs takes many times as long
         return torch.cat([first, 1 - first], dim=dim)
     return torch.softmax(F.pad(logits.movedim(dim, -1), (0, 1)), dim=-1).movedim(-1, dim)
-
-
-def _checked_orders(orders: Sequence[float]) -> tuple[float, ...]:
-    if len(orders) == 0:
-        raise ValueError("orders is empty; give at least one, for example orders=(2.0, 1.0)")
-    for order in orders:
-        if not 0 < order <= 2:
-            raise ValueError(f"a stable order must be in (0, 2], got {order}; 2 is Gaussian, 1 is Cauchy")
-    return tuple(float(order) for order in orders)
 
 
 def _checked_scales(scale_init: float | Sequence[float], orders: tuple[float, ...]) -> tuple[float, ...]:
@@ -393,3 +370,10 @@ def _checked_scales(scale_init: float | Sequence[float], orders: tuple[float, ..
         if not 2 * SCALE_OFFSET < scale < math.inf:
             raise ValueError(f"scale_init must be finite and above {2 * SCALE_OFFSET:g}, got {scale}")
     return scales
+
+
+def _checked_lengths(lengths: tuple[float, float]) -> tuple[float, float]:
+    low, high = (float(length) for length in lengths)
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"lengths must be two positive numbers, the shorter first, got {lengths}")
+    return low, high

@@ -25,6 +25,7 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
 }
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "tailprop": dict(mixer="tailprop", sizes=tuple(SIZES)),
+    "tailprop_ms": dict(mixer="multiscale", sizes=tuple(SIZES)),
     "vheat": dict(mixer="heat", sizes=("tiny", "small", "base")),
     "waveformer": dict(mixer="wave", sizes=("tiny", "small", "base")),
 }

@@ -123,6 +123,8 @@ class RunConfig:
     """Delete the run that is in the folder."""
     seed: int = 0
     """Seed of initial weights, shuffling and augmentation."""
+    matched_init: bool = setting(False, late=True)
+    """Initial weights that do not depend on the mixer, for runs that are compared with each other."""
     device: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", free=True)
     """Device; auto = a GPU if there is one."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"

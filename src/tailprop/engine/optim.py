@@ -78,7 +78,11 @@ def _no_weight_decay(model: nn.Module) -> set[str]:
 
 def _scales(model: nn.Module) -> set[int]:
     """Parameters that a module names as its propagation scales."""
-    return {id(getattr(module, name)) for module in model.modules() for name in getattr(module, "scale_parameters", ())}
+    return _named_by_modules(model, "scale_parameters")
+
+
+def _named_by_modules(model: nn.Module, attribute: str) -> set[int]:
+    return {id(getattr(module, name)) for module in model.modules() for name in getattr(module, attribute, ())}
 
 
 def _adamw(_model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
@@ -89,6 +93,7 @@ def _muon(model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.O
     """Muon: matrices, except those of output layers, get orthogonal updates with their own learning rate."""
     skip = _no_weight_decay(model)
     excluded = {id(p) for name, p in model.named_parameters() if name in skip} | _scales(model) | _outputs(model)
+    excluded |= _named_by_modules(model, "not_matrices")
     matrices = [p for p in model.parameters() if p.requires_grad and is_matrix(p) and id(p) not in excluded]
     taken = {id(p) for p in matrices}
     for group in groups:

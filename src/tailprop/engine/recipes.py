@@ -7,11 +7,11 @@ import yaml
 
 from tailprop.utils.text import did_you_mean
 
-__all__ = ["find_recipe", "read_recipe", "recipe_names"]
+__all__ = ["RECIPE_FOLDERS", "find_recipe", "read_recipe", "recipe_names"]
 
 _PACKAGE = Path(__file__).parents[1]
 # of the working directory, of a checkout, of the wheel
-_FOLDERS = (
+RECIPE_FOLDERS = (
     Path("recipes"),
     _PACKAGE.parents[1] / "recipes",
     _PACKAGE / "recipes",
@@ -24,7 +24,7 @@ def find_recipe(name: str) -> Path:
         if not Path(name).is_file():
             raise ValueError(f"no recipe file {name}")
         return Path(name)
-    for folder in _FOLDERS:
+    for folder in RECIPE_FOLDERS:
         if (folder / f"{name}.yaml").is_file():
             return folder / f"{name}.yaml"
     if (run := Path(name) / "config.yaml").is_file():
@@ -37,7 +37,7 @@ def find_recipe(name: str) -> Path:
 
 
 def recipe_names() -> list[str]:
-    return sorted({path.stem for folder in _FOLDERS if folder.is_dir() for path in folder.glob("*.yaml")})
+    return sorted({path.stem for folder in RECIPE_FOLDERS if folder.is_dir() for path in folder.glob("*.yaml")})
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ def setting(
     free: bool | None = None,
     local: bool | Callable[[Any], bool] = False,
     aliases: tuple[str, ...] = (),
+    late: bool = False,
 ) -> Any:
     """A field of a settings dataclass.
 
@@ -36,8 +37,9 @@ def setting(
         local: It belongs to a machine, such as folders and core counts, and is not exported with weights. A function decides
             by the value.
         aliases: Old names, still accepted in recipes and run folders.
+        late: It was added when there were runs already. Its default is not compared, so that their checkpoints still resume.
     """
-    metadata = {"free": local is not False if free is None else free, "local": local, "aliases": aliases}
+    metadata = {"free": local is not False if free is None else free, "local": local, "aliases": aliases, "late": late}
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -135,7 +137,11 @@ def _plain(value: Any) -> Any:
 
 def comparable(config: Any) -> dict[str, Any]:
     """The settings that affect the result; a resumed run needs the same ones."""
-    return _select(config, lambda f, _value: not f.metadata.get("free", False))
+    return _select(config, lambda f, value: not f.metadata.get("free", False) and not _is_unset(f, value))
+
+
+def _is_unset(f: dataclasses.Field[Any], value: Any) -> bool:
+    return f.metadata.get("late", False) and value == f.default
 
 
 def portable(config: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ __all__ = ["Task", "TaskSpec"]
 class Task(Protocol):
     """The methods that the training loop calls, on every rank."""
 
+    config: Any  # the settings, a TaskConfig
     sampler: Any  # sampler of the training set; its .steps is the number of optimizer steps per epoch
     broken: dict[str, str]  # file name: why it could not be read
 

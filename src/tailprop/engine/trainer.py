@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from tailprop.engine.config import TaskConfig
+from tailprop.engine.learned import learned_values, observe_mixers
+from tailprop.engine.matched import build_matched
 from tailprop.engine.metrics_log import open_metrics_log
 from tailprop.engine.optim import build_schedule
 from tailprop.engine.persistence import Persistence
@@ -100,7 +102,7 @@ class Trainer:
     def _build(self, resumed: bool) -> None:
         seed = self.config.run.seed
         torch.manual_seed(seed)
-        model = self.task.build_model(resumed)
+        model = build_matched(self.task, resumed) if self.config.run.matched_init else self.task.build_model(resumed)
         self.description = self.task.describe(model)
         self.identity = self._identify()
         self.state = TrainState(model, self.config.optim, self.config.run, self.world)
@@ -234,7 +236,8 @@ class Trainer:
         if improved:
             loop.best = row
         self.persistence.share_broken()
-        self._log({"kind": "epoch", **row, "broken": len(self.task.broken)})
+        learned = learned_values(self.state.evaluated)  # also ends what the evaluation observed
+        self._log({"kind": "epoch", **row, "broken": len(self.task.broken), "learned": learned})
         self.persistence.save(loop, is_best=improved)
         self.bar.print_epoch(row, self.spec.metrics, len(self.task.broken))
         if loop.epoch < epochs:
@@ -255,7 +258,8 @@ class Trainer:
         model = self.state.evaluated
         sync_batch_norm_stats(model)
         model.eval()
-        with autocast(self.world.device, self.config.run.precision):
+        # A compiled graph would be captured again to observe anything.
+        with autocast(self.world.device, self.config.run.precision), observe_mixers(model, not self.config.run.compile):
             metrics = self.task.evaluate(model)
         self.state.model.train()
         return metrics

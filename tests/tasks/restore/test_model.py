@@ -33,6 +33,15 @@ def test_any_size_and_identity_at_initialization(name: str, shape: tuple[int, ..
     assert not torch.allclose(y, x)
 
 
+@pytest.mark.parametrize("mixer", ["gfnet", "afno", "conv7", "pool"])
+def test_mixers_of_the_backbones(mixer: str) -> None:
+    model = create_restorer("tailprop_ir_light", mixer=mixer, **SMALL)
+    torch.nn.init.normal_(model.conv_out.weight, std=0.1)
+    assert model(torch.rand(1, 1, 13, 22)).shape == (1, 1, 13, 22)
+    if mixer == "gfnet":
+        assert model.groups[0].layers[0].block.mixer.map_size == (8, 8)  # embedding_px
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_parameter_has_a_gradient(name: str) -> None:
     model = small(name)

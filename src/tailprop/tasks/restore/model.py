@@ -83,7 +83,7 @@ class TailPropIR(nn.Module):
         img_range: Value of white inside the network; SwinIR uses 255 for JPEG.
         patch_px: Squares of this side become channels of one position (pixel unshuffle), and the output is shuffled back. 1 is
             SwinIR; 2 needs a quarter of the compute, and the light sizes use it to be trainable on a CPU.
-        embedding_px: Side of the frequency embedding that all heat or wave layers share.
+        embedding_px: Side of the frequency embedding that all heat or wave layers share, and of the filter of each gfnet layer.
     """
 
     mean: Tensor
@@ -124,7 +124,8 @@ class TailPropIR(nn.Module):
                 if mixer == WINDOW:
                     layers.append(WindowLayer(dim, num_heads, window_px, bool(i % 2), mlp_ratio, rate))
                 else:
-                    layers.append(TPOLayer(dim, build_mixer(mixer, dim, **(mixer_args or {})), mlp_ratio, drop_path=rate))
+                    mixed = build_mixer(mixer, dim, (embedding_px, embedding_px), **(mixer_args or {}))
+                    layers.append(TPOLayer(dim, mixed, mlp_ratio, drop_path=rate))
             groups.append(ResidualGroup(dim, layers))
         self.groups = nn.ModuleList(groups)
         first = groups[0].layers[0]

@@ -1,0 +1,234 @@
+"""Propagation by stable responses, as functions: the operator of the paper, its form for gates by place, and a reference.
+
+Shapes: B batch, H height, W width, C channels, K orders in the mix.
+
+Every response is a member of the stable family of Eq. (1) to (3) of the paper, with k = kappa * t,
+
+    h(rho) = exp(-k rho^(alpha/2)),   0 < alpha <= 2,
+
+Gaussian at alpha = 2 (light tail), Cauchy at alpha = 1 (heavy tail).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+import torch.fx
+from torch import Tensor
+
+from .dct import dct2, frequency_grid, idct2, spectral_filter
+
+__all__ = [
+    "Mix",
+    "at_least_float32",
+    "checked_orders",
+    "stable_response",
+    "tail_propagate",
+    "tail_propagate_by_place",
+    "tail_propagate_reference",
+]
+
+_ALL: Final = slice(None)
+
+
+def stable_response(rho: Tensor, scale: Tensor, order: float | Tensor) -> Tensor:
+    """exp(-k rho^(alpha/2)), broadcast over its arguments; exactly 1 at rho = 0 for every order."""
+    if isinstance(order, Tensor):
+        at_zero = rho == 0
+        log_rho = torch.log(rho.masked_fill(at_zero, 1.0))  # log 0 would give a learned order a NaN gradient
+        power = torch.exp(0.5 * order * log_rho).masked_fill(at_zero, 0.0)
+    else:
+        power = rho.pow(0.5 * order)
+    return torch.exp(-scale * power)
+
+
+def tail_propagate(
+    x: Tensor,
+    scales: Tensor | Sequence[float],
+    weights: Tensor | Sequence[float] | None = None,
+    orders: Tensor | Sequence[float] = (2.0, 1.0),
+    spacing: float = 1.0,
+    gain: Tensor | None = None,
+) -> Tensor:
+    """Y = IDCT(sum_k w_k exp(-k_k rho^(alpha_k/2)) * DCT(X)): Eq. (7) of the paper, for any number of orders.
+
+    Args:
+        x: Channels-last map, (B, H, W, C).
+        scales: Positive scales k, (K,) or one for each channel, (K, C). In pixels: a Gaussian has standard deviation
+            sqrt(2k), a Cauchy kernel half-width k.
+        weights: Mixing weights, (K,), (K, C) or (B, K, C), summing to 1 over K; equal weights by default. With two orders
+            these are lambda and 1 - lambda. The last weight is computed as 1 minus the others, so that the mean of each
+            channel is preserved exactly.
+        orders: K numbers in (0, 2], or a tensor of shape (K,), (K, C) or (B, K, C) if they are learned.
+        spacing: Distance of neighbouring positions in the unit of the scales; below 1 on a finer map.
+        gain: Factor of every channel, (C,); none by default.
+
+    >>> photo = torch.rand(1, 64, 48, 3)
+    >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
+    torch.Size([1, 64, 48, 3])
+    """
+    _check_map(x)
+    mix = Mix.of(x, scales, weights, orders, spacing, gain)
+    return spectral_filter(x, lambda columns: mix.response(x, columns))  # (B, H, W, C)
+
+
+def tail_propagate_by_place(
+    x: Tensor,
+    scales: Tensor | Sequence[float],
+    weights: Tensor,
+    orders: Tensor | Sequence[float] = (2.0, 1.0),
+    spacing: float = 1.0,
+    gain: Tensor | None = None,
+) -> Tensor:
+    """Y = sum_k w_k * IDCT(h_k * DCT(X)) with weights of every position, (B, K, H, W, C): the paper's future work.
+
+    Weights that differ between positions cannot be fused before the inverse transform, so it takes one DCT and K inverse
+    DCTs, where `tail_propagate` takes one of each. The other arguments are those of `tail_propagate`.
+    """
+    _check_map(x)
+    shared = [1 / weights.shape[1]] * weights.shape[1]
+    mix = Mix.of(x, scales, shared, orders, spacing, gain)
+    coefficients = dct2(x)
+    *others, last = [idct2(h.to(x.dtype) * coefficients) for h in mix.each_response(x)]
+    y = last
+    for k, branch in enumerate(others):
+        y = torch.addcmul(y, weights[:, k].to(x.dtype), branch - last)
+    return y  # (B, H, W, C)
+
+
+def tail_propagate_reference(
+    x: Tensor,
+    scales: Tensor | Sequence[float],
+    weights: Tensor | Sequence[float] | None = None,
+    orders: Tensor | Sequence[float] = (2.0, 1.0),
+    spacing: float = 1.0,
+    gain: Tensor | None = None,
+) -> Tensor:
+    """The same operator in its simplest form: a branch for each order, each with its own transform pair, mixed in space.
+
+    It always computes in float64, so that a difference from `tail_propagate` is an error of the fast path.
+    """
+    _check_map(x)
+    dtype, x = x.dtype, x.double()
+    _, h, w, _ = x.shape
+    d_h, d_w = _cosine_matrix(h, x), _cosine_matrix(w, x)
+    w_m = math.pi * torch.arange(h, dtype=x.dtype, device=x.device) / (h * spacing)
+    w_n = math.pi * torch.arange(w, dtype=x.dtype, device=x.device) / (w * spacing)
+    rho = w_m[:, None] ** 2 + w_n[None, :] ** 2  # (H, W)
+    away_from_zero = torch.where(rho > 0, rho, 1.0)
+
+    mix = Mix.of(x, scales, weights, orders)
+    last = 1 - mix.weights[:, :-1].sum(1, keepdim=True)
+    shares = torch.cat([mix.weights[:, :-1], last], dim=1)
+    y = torch.zeros_like(x)
+    for k, order in enumerate(mix.orders):
+        alpha = order[..., None, None] if isinstance(order, Tensor) else order  # (B, C, 1, 1) or a number
+        decay = torch.where(rho > 0, away_from_zero ** (alpha / 2), 0.0)  # rho^(alpha/2), (B, C, H, W)
+        response = torch.exp(-mix.scales[k, :, None, None] * decay)
+        branch = d_h @ x.permute(0, 3, 1, 2) @ d_w.T  # DCT, (B, C, H, W)
+        branch = d_h.T @ (response * branch) @ d_w  # inverse DCT
+        y = y + shares[:, k, None, None, :] * branch.permute(0, 2, 3, 1)
+    return (y if gain is None else y * gain).to(dtype)
+
+
+for _leaf in ("tail_propagate", "tail_propagate_by_place"):  # leaf functions for symbolic tracing: inside, sizes are numbers
+    torch.fx.wrap(_leaf)
+
+
+def _cosine_matrix(n: int, like: Tensor) -> Tensor:
+    """D[m, i] = c_m cos(pi m (2i + 1) / (2n)), entry by entry."""
+    norm = [math.sqrt((1 if m == 0 else 2) / n) for m in range(n)]
+    rows = [[norm[m] * math.cos(math.pi * m * (2 * i + 1) / (2 * n)) for i in range(n)] for m in range(n)]
+    return torch.tensor(rows, dtype=like.dtype, device=like.device)
+
+
+class Mix(NamedTuple):
+    """Scales, weights and orders in broadcastable shapes, in float32 or float64."""
+
+    scales: Tensor  # (K, C or 1)
+    weights: Tensor  # (B or 1, K, C or 1)
+    orders: tuple[float | Tensor, ...]  # K numbers, or K tensors (B or 1, C or 1)
+    spacing: float = 1.0
+    gain: Tensor | None = None  # (C,)
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        scales: Tensor | Sequence[float],
+        weights: Tensor | Sequence[float] | None,
+        orders: Tensor | Sequence[float],
+        spacing: float = 1.0,
+        gain: Tensor | None = None,
+    ) -> "Mix":
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        _check_numbers(scales, weights)
+        scales = torch.as_tensor(scales, dtype=dtype, device=x.device)
+        scales = scales[:, None] if scales.ndim == 1 else scales
+        num_orders = scales.shape[0]
+        if weights is None:
+            weights = [1 / num_orders] * num_orders
+        weights = _to_bkc(torch.as_tensor(weights, dtype=dtype, device=x.device))
+        split = _to_bkc(orders.to(dtype)).unbind(1) if isinstance(orders, Tensor) else checked_orders(orders)
+        if not num_orders == weights.shape[1] == len(split):
+            raise ValueError(
+                f"expected one scale, one weight and one order for each response, got {num_orders} scales, "
+                f"{weights.shape[1]} weights and {len(split)} orders"
+            )
+        return cls(scales, weights, split, spacing, gain)
+
+    def each_response(self, x: Tensor, columns: slice = _ALL) -> list[Tensor]:
+        """The response of each order alone at some columns of frequencies, K tensors (B or 1, H, columns, C or 1)."""
+        h, w = x.shape[-3], x.shape[-2]
+        rho = frequency_grid(h, w, x, self.spacing)[None, :, columns, None]
+        orders = (o[:, None, None, :] if isinstance(o, Tensor) else o for o in self.orders)
+        responses = [stable_response(rho, k, order) for k, order in zip(self.scales, orders, strict=True)]
+        return responses if self.gain is None else [self.gain * h for h in responses]
+
+    def response(self, x: Tensor, columns: slice = _ALL) -> Tensor:
+        """sum_k w_k h_k, broadcastable to (B, H, W, C), as h_K + sum_(k<K) w_k (h_k - h_K): exactly 1 at rho = 0."""
+        *others, last = self.each_response(x, columns)
+        mixed = last
+        for k, h in enumerate(others):
+            mixed = torch.addcmul(mixed, self.weights[:, k, None, None, :], h - last)
+        return mixed
+
+
+def _check_map(x: Tensor) -> None:
+    if x.ndim != 4:
+        raise ValueError(f"expected a channels-last map (batch, height, width, channels), got shape {tuple(x.shape)}")
+
+
+def _check_numbers(scales: Tensor | Sequence[float], weights: Tensor | Sequence[float] | None) -> None:
+    """Reject invalid Python numbers; the values of tensors are not checked, because that would synchronize with a GPU."""
+    for name, values in (("scales", scales), ("weights", weights)):
+        if isinstance(values, int | float) or (isinstance(values, Tensor) and values.ndim == 0):
+            raise ValueError(f"{name} needs a value for each order, got the single number {values}")
+    if not isinstance(scales, Tensor):
+        for scale in scales:
+            if not 0 <= scale < math.inf:
+                raise ValueError(f"a scale must be finite and not negative, got {scale}")
+    if isinstance(weights, list | tuple) and not math.isclose(sum(weights), 1, abs_tol=1e-3):
+        raise ValueError(f"weights must sum to 1, got {weights}")
+
+
+def _to_bkc(v: Tensor) -> Tensor:
+    """(K,), (K, C) or (B, K, C) as (B or 1, K, C or 1)."""
+    if v.ndim == 1:
+        return v[None, :, None]
+    return v[None] if v.ndim == 2 else v
+
+
+def checked_orders(orders: Sequence[float]) -> tuple[float, ...]:
+    if len(orders) == 0:
+        raise ValueError("orders is empty; give at least one, for example orders=(2.0, 1.0)")
+    for order in orders:
+        if not 0 < order <= 2:
+            raise ValueError(f"a stable order must be in (0, 2], got {order}; 2 is Gaussian, 1 is Cauchy")
+    return tuple(float(order) for order in orders)
+
+
+def at_least_float32(v: Tensor) -> Tensor:
+    """v in at least float32: gates, scales and responses are computed in full precision under autocast."""
+    return v.to(torch.promote_types(v.dtype, torch.float32))
