@@ -59,7 +59,16 @@ def restore() -> dict[str, Any]:
     }
 
 
-TASKS: dict[str, Callable[[], dict[str, Any]]] = {f.__name__: f for f in (classify, detect, segment, restore)}
+def reach() -> dict[str, Any]:
+    restoring.write_images(Path("data/train"), count=4)
+    restoring.write_images(Path("data/test"), count=2, side=44)
+    return {
+        "model": {"args": {"dim": 8, "depth": 1, "patch_px": 2}},
+        "data": {"problem": "fill", "size_px": 16, "train": "data/train", "test": "data/test", "workers": 0},
+    }
+
+
+TASKS: dict[str, Callable[[], dict[str, Any]]] = {f.__name__: f for f in (classify, detect, segment, restore, reach)}
 
 
 # options that evaluate a copy of the training images, in the folder copy, and how many there are
@@ -74,6 +83,7 @@ COPIES: dict[str, tuple[list[str], int]] = {
         6,
     ),
     "restore": (["--data.test", "copy/train"], 4),
+    "reach": (["--data.test", "copy/train"], 4),
 }
 
 

@@ -12,7 +12,7 @@ from tailprop.utils.text import did_you_mean
 __all__ = ["DEFAULT_TASK", "TASKS", "find_spec", "load"]
 
 DEFAULT_TASK: Final = "classify"  # of settings that name no task, and of checkpoints of other programs
-TASKS: Final = ("classify", "detect", "segment", "restore")
+TASKS: Final = ("classify", "detect", "segment", "restore", "reach")
 
 
 def find_spec(name: Any) -> TaskSpec:

@@ -1,0 +1,170 @@
+"""Reach: settings, model, batches, loss and metrics."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tailprop.backbone.cost import count_macs, count_parameters
+from tailprop.data.broken import Broken
+from tailprop.data.loader import create_loader, to_device
+from tailprop.data.samplers import EvalSampler
+from tailprop.engine.checkpoint import warm_start
+from tailprop.engine.config import ModelConfig, TaskConfig
+from tailprop.engine.run_settings import find_weights
+from tailprop.engine.settings import setting
+from tailprop.runtime.distributed import World, all_gather
+from tailprop.tasks.common.figures import draw_learning
+from tailprop.tasks.common.models import create, model_arguments
+from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
+from tailprop.tasks.reach.data import ReachBatch, ReachDataConfig, ReachDataset, collate_posed
+from tailprop.tasks.reach.figures import Drawn, draw_examples
+from tailprop.tasks.reach.model import ReachNet
+from tailprop.tasks.reach.problems import IGNORED, Array, Problem
+
+__all__ = ["Reach", "ReachConfig", "ReachModelConfig", "build_reach", "run_network", "score_batches"]
+
+_DRAWN = 4  # examples drawn in examples.png
+
+
+@dataclass(frozen=True)
+class ReachModelConfig(ModelConfig):
+    """The network; `args` holds its mixer, width and depth."""
+
+    name: str = "reach_net"
+    """reach_net: layers at one resolution. Its arguments: mixer, mixer_args, dim, depth, patch_px."""
+    in_chans: int = 0
+    """Number of input channels; 0 = as the problem needs."""
+
+
+@dataclass(frozen=True)
+class ReachConfig(TaskConfig):
+    """Train a network on a problem that needs reach."""
+
+    task: Literal["reach"] = "reach"
+    """Task to train."""
+    model: ReachModelConfig = setting(factory=ReachModelConfig)
+    data: ReachDataConfig = setting(factory=ReachDataConfig)
+
+    def check(self) -> None:
+        super().check()
+        if self.model.name != "reach_net":
+            raise ValueError(f"model.name must be reach_net for this task, got {self.model.name!r}")
+        self.data.check()
+        inputs = self.data.create_problem().inputs
+        if self.model.in_chans not in (0, inputs):
+            raise ValueError(f"model.in_chans must be {inputs} for the problem {self.data.problem}, got {self.model.in_chans}")
+
+
+class Reach(BaseTask[ReachConfig]):
+    """The task of one process."""
+
+    def __init__(self, config: ReachConfig, world: World) -> None:
+        super().__init__(config, world, config.data.on_broken)
+        data = config.data
+        self.train, self.test = ReachDataset(data, "train"), ReachDataset(data, "test")
+        self.problem: Problem = self.train.problem
+        self.sampler = create_train_sampler(len(self.train), config.optim, config.run.seed, world)
+        self.train_loader = create_loader(self.train, self.sampler, collate_posed, data.workers, world.device)
+        eval_sampler = EvalSampler(len(self.test), config.optim.batch_size, world)
+        self.eval_loader = create_loader(self.test, eval_sampler, collate_posed, min(1, data.workers), world.device)
+        self.drawn: list[Drawn] = []
+
+    def build_model(self, resumed: bool = False) -> nn.Module:
+        return build_reach(self.config, self.model_config(resumed), report=self.world.is_main and not resumed)
+
+    def loss(self, model: nn.Module, batch: ReachBatch) -> Tensor:
+        self.check_batch(batch)
+        output = model(to_device(batch.x, self.world.device)).float()
+        target = to_device(batch.target, self.world.device)
+        if self.problem.kind == "values":
+            return (output - target).abs().mean()
+        return F.cross_entropy(output, target, ignore_index=IGNORED)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        self.drawn = []
+        scores = score_batches(self.problem, model, self.eval_loader, self.world.device, self._keep, self.broken.record)
+        return {"score": sum(scores) / len(scores)}
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        """The entries of this task in the manifest."""
+        side = self.config.data.size_px
+        splits = {"train": self.train, "test": self.test}
+        return {
+            "examples": {name: len(split) for name, split in splits.items()},
+            "split_hash": {name: split.fingerprint() for name, split in splits.items()},
+            "parameters": count_parameters(model),
+            "macs": count_macs(model.eval(), side, side),
+        }
+
+    def data_summary(self) -> str:
+        return data_summary(self.problem.classes, {"train": len(self.train), "test": len(self.test)})
+
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the exported weights."""
+        return {"architecture": self.config.model.name, "in_chans": str(self.problem.inputs)}
+
+    def draw(self, history: list[dict[str, float]], folder: Path) -> None:
+        draw_learning(history, folder / "learning.png", {"score": score_label(self.problem)}, "test")
+        if self.drawn:
+            draw_examples(self.problem, self.drawn, folder / "examples.png")
+
+    def summary(self, best: dict[str, float]) -> str:
+        return f"{score_label(self.problem)}: {best['score']:.2f}"
+
+    def _keep(self, drawn: Drawn) -> None:
+        if len(self.drawn) < _DRAWN:
+            self.drawn.append(drawn)
+
+
+def score_label(problem: Problem) -> str:
+    return {"labels": "right, %", "values": "PSNR, dB"}[problem.kind]
+
+
+def build_reach(config: ReachConfig, network: ModelConfig, report: bool = True) -> nn.Module:
+    """Create the network with random weights or those of a checkpoint."""
+    problem, size_px = config.data.create_problem(), config.data.size_px
+    given = model_arguments(network)
+    given.setdefault("map_px", -(-size_px // given.get("patch_px", 1)))
+    model = create(network.name, lambda: ReachNet(problem.inputs, problem.outputs, **given))
+    if network.init is not None:
+        loaded = warm_start(model, find_weights(network.init))
+        if report:
+            print(loaded)
+    return model
+
+
+@torch.inference_mode()
+def run_network(model: nn.Module, x: Tensor) -> list[Array]:
+    """The output for each picture of a batch, (H, W, outputs)."""
+    return list(model(x).float().permute(0, 2, 3, 1).cpu().numpy())
+
+
+def score_batches(
+    problem: Problem,
+    model: nn.Module,
+    batches: Iterable[ReachBatch],
+    device: torch.device,
+    keep: Any = lambda _drawn: None,
+    record: Any = lambda _broken: None,
+) -> list[float]:
+    """The score of every test example over all processes."""
+    scores: list[float] = []
+    broken: list[Broken] = []
+    for batch in batches:
+        record(batch.broken)
+        broken += batch.broken
+        if not len(batch):
+            continue
+        outputs = run_network(model, to_device(batch.x, device))
+        for example, output in zip(batch.examples, outputs, strict=True):
+            scores.append(problem.score(example, output))
+            keep(Drawn(example, output, scores[-1]))
+    everywhere = [score for share in all_gather(scores) for score in share]
+    if not everywhere:
+        raise ValueError(f"no test example could be read; the first: {broken[0]}" if broken else "there are no test examples")
+    return everywhere
