@@ -40,6 +40,11 @@ COMMANDS = {
     "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the data loader keeps up with training"),
     "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on scikit-learn's digits and plot the operator"),
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare initial values of the propagation scales"),
+    "ablate": (
+        "tailprop.studies.ablate.command",
+        "Ablate",
+        "train variants of a recipe from several seeds, matched, and compare them",
+    ),
     "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks at equal training time"),
 }
 
