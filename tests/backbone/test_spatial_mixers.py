@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tailprop import AveragePool, DepthwiseConv
 from tailprop.backbone.mixers import build_mixer
+from tailprop.backbone.mixers.spatial import depthwise_conv
 
 SIZES = [(1, 1), (2, 5), (9, 4), (8, 8)]
 
@@ -31,6 +32,15 @@ def test_convolution_against_a_direct_sum(name: str, dilation: int, h: int, w: i
             for a, b, value in neighbours(x, i, j, half * dilation, dilation):
                 expected = expected + module.weight[:, 0, half + a // dilation, half + b // dilation] * value
             torch.testing.assert_close(y[:, i, j], expected.double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("h", "w"), [*SIZES, (13, 6)])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("kernel_size", [1, 3, 7])
+def test_gradients_of_the_convolution(kernel_size: int, dilation: int, h: int, w: int) -> None:
+    x = torch.randn(2, h, w, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 1, kernel_size, kernel_size, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(lambda x, weight: depthwise_conv(x, weight, dilation), (x, weight))
 
 
 @pytest.mark.parametrize(("h", "w"), SIZES)
