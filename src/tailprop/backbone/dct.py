@@ -21,8 +21,9 @@ from torch import Tensor
 
 from .dct_fft import LARGE, dct_fft, filter_in_strips, idct_fft
 
-__all__ = ["dct2", "dct_basis", "frequency_grid", "idct2", "spectral_filter"]
+__all__ = ["RMS_EPS", "dct2", "dct_basis", "frequency_grid", "idct2", "inverse_rms", "spectral_filter"]
 
+RMS_EPS = 1e-10  # a few points, spread over a map, have a variance of 1e-7; the rounding errors of a constant map 1e-14
 _CACHE_SIZE = 256  # cached sizes; bounded, because a detector sees images of every shape
 
 
@@ -43,18 +44,30 @@ def idct2(x: Tensor) -> Tensor:
     return _idct(_idct(x, -3), -2)  # (B, H, W, C)
 
 
-def spectral_filter(x: Tensor, response: Tensor | Callable[[slice], Tensor]) -> Tensor:
+def spectral_filter(x: Tensor, response: Tensor | Callable[[slice], Tensor], unit_variance: bool = False) -> Tensor:
     """IDCT(response * DCT(X)) with one transform pair; the response broadcasts to (B, H, W, C) and takes the dtype of x.
 
     The response may also be a function that computes it for a slice of frequency columns, broadcastable to (B, H, columns, C).
     For a large map it is called for a few columns at a time, so that the whole response is never in memory.
+
+    `unit_variance` scales every channel of every image to a mean square of 1 over the map.
     """
     if callable(response):
         if x.ndim == 4 and _is_large(x) and x.device.type == "cpu" and not torch.is_grad_enabled():
             _check_spatial(x)
-            return filter_in_strips(x, response, (_dct, _idct))
+            y = filter_in_strips(x, response, (_dct, _idct))
+            return y.mul_(inverse_rms(y)) if unit_variance else y
         response = response(slice(None))
-    return idct2(dct2(x) * response.to(x.dtype))
+    coefficients = dct2(x) * response.to(x.dtype)
+    if unit_variance:  # the same over frequencies as over positions (Parseval), where half precision would lose weak channels
+        coefficients = coefficients * inverse_rms(coefficients)
+    return idct2(coefficients)
+
+
+def inverse_rms(x: Tensor) -> Tensor:
+    """One over the root mean square of each channel over a map (B, H, W, C): (B, 1, 1, C)."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.rsqrt(wide.square().mean((-3, -2), keepdim=True) + RMS_EPS).to(x.dtype)
 
 
 def dct_basis(n: int, like: Tensor) -> Tensor:

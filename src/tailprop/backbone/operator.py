@@ -22,7 +22,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
-from .dct import dct2
+from .dct import dct2, inverse_rms
 from .stable import (
     Mix,
     at_least_float32,
@@ -66,8 +66,8 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
 }
 
 # Ours: every channel has a length of its own, so that some reach near and some far from the first step on, and learns it at
-# the same relative rate. Channels start with a preference for one of the two tails: an even mix of both learns more slowly.
-MULTISCALE: Final[dict[str, Any]] = dict(orders=(2.0, 1.0), gate="content", scale_mode="length", gate_init=2.0)
+# the same relative rate. What a long kernel delivers is weak, so it is normalized. docs/study.md has the experiments.
+MULTISCALE: Final[dict[str, Any]] = dict(orders=(2.0, 1.0), gate="content", scale_mode="length", normalize=True)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ class PropagationDetails:
     weights: Tensor  # (B, K, C): mixing weights
     orders: Tensor  # (B, K, C): stable orders alpha
     responses: Tensor  # (B, K, H, W, C): each order alone; H_G and H_C for the paper's operator
-    mixed: Tensor  # (B, H, W, C): the applied response
+    mixed: Tensor  # (B, H, W, C): the mixed response
     coefficients: Tensor  # (B, H, W, C): the DCT of the input
+    gain: Tensor | None  # (B, C): factor of the coefficients by normalization, which removes that of the mean
 
     @property
     def lam(self) -> Tensor:
@@ -107,13 +108,12 @@ class TailPropagation(nn.Module):
         lengths: Shortest and longest initial length for "length", spread geometrically over the channels.
         length_unit: "px", positions of the map, or "map", the side of the map (the geometric mean of height and width).
         gate_init: Initial gate logit. Channels take turns in preferring one of the orders by this much; 0 = equal weights.
-        gain_init: Exponent p of the initial gain of a channel, (1 + 4 l)^p for its length l, which is learned as its logarithm.
-            A smoothed channel is weak: white noise comes out of a kernel of length l about 4 l times weaker. 0 = no gain.
+        normalize: Normalize what is propagated to mean 0 and variance 1 over the map, for every image and channel.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
     """
 
     needs_frequency_embedding: Final = False
-    no_decay: Final = ("theta", "gate_logits", "order_logits", "log_gain")
+    no_decay: Final = ("theta", "gate_logits", "order_logits")
     scale_parameters: Final = ("theta",)
     spacing: float = 1.0  # distance of neighbouring positions, set by a backbone whose map is finer than usual
     _observed: "Observed | None" = None  # means of predicted values, while `observe` is on
@@ -130,7 +130,7 @@ class TailPropagation(nn.Module):
         lengths: tuple[float, float] = (0.5, 16.0),
         length_unit: str = "px",
         gate_init: float = 0.0,
-        gain_init: float = 0.0,
+        normalize: bool = False,
         gate_reduction: int = 8,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -147,6 +147,7 @@ class TailPropagation(nn.Module):
         self.scale_init = _checked_scales(scale_init, self.orders)
         self.scale_mode, self.scale_per_channel = scale_mode, scale_per_channel or scale_mode == "length"
         self.lengths, self.length_unit, self.gate_init = _checked_lengths(lengths), length_unit, gate_init
+        self.normalize = normalize
 
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         num_orders, hidden = len(self.orders), max(1, dim // gate_reduction)
@@ -157,8 +158,6 @@ class TailPropagation(nn.Module):
         self.gate_mlp = None if gate_mlp is None else gate_mlp(dim, hidden, num_orders - 1, **dd)
         self.order_logits = nn.Parameter(torch.empty(num_orders, 1, **dd)) if order_mode == "learned" else None
         self.order_mlp = PooledMLP(dim, hidden, num_orders, **dd) if order_mode == "content" else None
-        self.gain_init = gain_init
-        self.log_gain = nn.Parameter(torch.empty(dim, **dd)) if gain_init and scale_mode == "length" else None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -168,8 +167,6 @@ class TailPropagation(nn.Module):
         # An order of exactly 2 is the limit of the sigmoid and cannot be reached; 1.99 still has a gradient.
         order_logits = torch.logit(torch.tensor(self.orders, dtype=torch.float64, device="cpu") / 2, eps=5e-3)[:, None]
         preferred = self._initial_gates()
-        if self.log_gain is not None:
-            self.log_gain.copy_(self.gain_init * torch.log1p(4 * self.theta[0].exp()))
         if self.gate_logits is not None:
             self.gate_logits.copy_(preferred)
         if self.gate_mlp is not None:
@@ -226,11 +223,8 @@ class TailPropagation(nn.Module):
         if self._observed is not None:
             self._observed.add(weights, orders)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
-            return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.gain())
-        return tail_propagate(x, self.scales(), weights, orders, spacing, self.gain())
-
-    def gain(self) -> Tensor | None:  # (C,)
-        return None if self.log_gain is None else torch.exp(at_least_float32(self.log_gain))
+            return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.normalize)
+        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalize)
 
     def observe(self, on: bool) -> None:
         """Start to keep the means of weights and orders that are predicted from the input, or forget them."""
@@ -279,7 +273,7 @@ class TailPropagation(nn.Module):
         weights = self.weights(x)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
             weights = weights.mean((2, 3))
-        mix = Mix.of(x, self.scales(), weights, self.stable_orders(x), self._spacing(x), self.gain())
+        mix = Mix.of(x, self.scales(), weights, self.stable_orders(x), self._spacing(x))
         orders = [torch.as_tensor(o, device=x.device).expand(b, c) for o in mix.orders]
         return PropagationDetails(
             scales=mix.scales,
@@ -288,7 +282,15 @@ class TailPropagation(nn.Module):
             responses=torch.stack([r.expand(b, h, w, c) for r in mix.each_response(x)], dim=1),
             mixed=mix.response(x).expand(b, h, w, c),
             coefficients=dct2(x),
+            gain=self._gain(dct2(x) * mix.response(x)),
         )
+
+    def _gain(self, coefficients: Tensor) -> Tensor | None:
+        if not self.normalize:
+            return None
+        deviations = coefficients.clone()
+        deviations[:, 0, 0] = 0
+        return inverse_rms(deviations)[:, 0, 0]
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, orders={self.orders}, gate={self.gate!r}, order_mode={self.order_mode!r}"

@@ -17,7 +17,7 @@ import torch
 import torch.fx
 from torch import Tensor
 
-from .dct import dct2, frequency_grid, idct2, spectral_filter
+from .dct import RMS_EPS, dct2, frequency_grid, idct2, inverse_rms, spectral_filter
 
 __all__ = [
     "Mix",
@@ -49,7 +49,7 @@ def tail_propagate(
     weights: Tensor | Sequence[float] | None = None,
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
-    gain: Tensor | None = None,
+    normalize: bool = False,
 ) -> Tensor:
     """Y = IDCT(sum_k w_k exp(-k_k rho^(alpha_k/2)) * DCT(X)): Eq. (7) of the paper, for any number of orders.
 
@@ -62,15 +62,19 @@ def tail_propagate(
             channel is preserved exactly.
         orders: K numbers in (0, 2], or a tensor of shape (K,), (K, C) or (B, K, C) if they are learned.
         spacing: Distance of neighbouring positions in the unit of the scales; below 1 on a finer map.
-        gain: Factor of every channel, (C,); none by default.
+        normalize: Normalize the result to mean 0 and variance 1 over the map, for every image and channel. A long kernel makes
+            what it delivers weak: white noise by a factor of about 4 l for a Gaussian of standard deviation l.
 
     >>> photo = torch.rand(1, 64, 48, 3)
     >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
     torch.Size([1, 64, 48, 3])
     """
     _check_map(x)
-    mix = Mix.of(x, scales, weights, orders, spacing, gain)
-    return spectral_filter(x, lambda columns: mix.response(x, columns))  # (B, H, W, C)
+    mix = Mix.of(x, scales, weights, orders, spacing)
+    if not normalize:
+        return spectral_filter(x, lambda columns: mix.response(x, columns))  # (B, H, W, C)
+    deviations = x - x.mean((1, 2), keepdim=True)
+    return spectral_filter(deviations, lambda columns: mix.response(x, columns) * _not_mean(x, columns), unit_variance=True)
 
 
 def tail_propagate_by_place(
@@ -79,7 +83,7 @@ def tail_propagate_by_place(
     weights: Tensor,
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
-    gain: Tensor | None = None,
+    normalize: bool = False,
 ) -> Tensor:
     """Y = sum_k w_k * IDCT(h_k * DCT(X)) with weights of every position, (B, K, H, W, C): the paper's future work.
 
@@ -88,13 +92,13 @@ def tail_propagate_by_place(
     """
     _check_map(x)
     shared = [1 / weights.shape[1]] * weights.shape[1]
-    mix = Mix.of(x, scales, shared, orders, spacing, gain)
-    coefficients = dct2(x)
+    mix = Mix.of(x, scales, shared, orders, spacing)
+    coefficients = dct2(x - x.mean((1, 2), keepdim=True)) * _not_mean(x, _ALL).to(x.dtype) if normalize else dct2(x)
     *others, last = [idct2(h.to(x.dtype) * coefficients) for h in mix.each_response(x)]
     y = last
     for k, branch in enumerate(others):
         y = torch.addcmul(y, weights[:, k].to(x.dtype), branch - last)
-    return y  # (B, H, W, C)
+    return y * inverse_rms(y) if normalize else y  # (B, H, W, C)
 
 
 def tail_propagate_reference(
@@ -103,7 +107,7 @@ def tail_propagate_reference(
     weights: Tensor | Sequence[float] | None = None,
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
-    gain: Tensor | None = None,
+    normalize: bool = False,
 ) -> Tensor:
     """The same operator in its simplest form: a branch for each order, each with its own transform pair, mixed in space.
 
@@ -129,7 +133,10 @@ def tail_propagate_reference(
         branch = d_h @ x.permute(0, 3, 1, 2) @ d_w.T  # DCT, (B, C, H, W)
         branch = d_h.T @ (response * branch) @ d_w  # inverse DCT
         y = y + shares[:, k, None, None, :] * branch.permute(0, 2, 3, 1)
-    return (y if gain is None else y * gain).to(dtype)
+    if normalize:
+        y = y - y.mean((1, 2), keepdim=True)
+        y = y / (y.square().mean((1, 2), keepdim=True) + RMS_EPS).sqrt()
+    return y.to(dtype)
 
 
 for _leaf in ("tail_propagate", "tail_propagate_by_place"):  # leaf functions for symbolic tracing: inside, sizes are numbers
@@ -150,7 +157,6 @@ class Mix(NamedTuple):
     weights: Tensor  # (B or 1, K, C or 1)
     orders: tuple[float | Tensor, ...]  # K numbers, or K tensors (B or 1, C or 1)
     spacing: float = 1.0
-    gain: Tensor | None = None  # (C,)
 
     @classmethod
     def of(
@@ -160,7 +166,6 @@ class Mix(NamedTuple):
         weights: Tensor | Sequence[float] | None,
         orders: Tensor | Sequence[float],
         spacing: float = 1.0,
-        gain: Tensor | None = None,
     ) -> "Mix":
         dtype = torch.promote_types(x.dtype, torch.float32)
         _check_numbers(scales, weights)
@@ -176,15 +181,14 @@ class Mix(NamedTuple):
                 f"expected one scale, one weight and one order for each response, got {num_orders} scales, "
                 f"{weights.shape[1]} weights and {len(split)} orders"
             )
-        return cls(scales, weights, split, spacing, gain)
+        return cls(scales, weights, split, spacing)
 
     def each_response(self, x: Tensor, columns: slice = _ALL) -> list[Tensor]:
         """The response of each order alone at some columns of frequencies, K tensors (B or 1, H, columns, C or 1)."""
         h, w = x.shape[-3], x.shape[-2]
         rho = frequency_grid(h, w, x, self.spacing)[None, :, columns, None]
         orders = (o[:, None, None, :] if isinstance(o, Tensor) else o for o in self.orders)
-        responses = [stable_response(rho, k, order) for k, order in zip(self.scales, orders, strict=True)]
-        return responses if self.gain is None else [self.gain * h for h in responses]
+        return [stable_response(rho, k, order) for k, order in zip(self.scales, orders, strict=True)]
 
     def response(self, x: Tensor, columns: slice = _ALL) -> Tensor:
         """sum_k w_k h_k, broadcastable to (B, H, W, C), as h_K + sum_(k<K) w_k (h_k - h_K): exactly 1 at rho = 0."""
@@ -193,6 +197,14 @@ class Mix(NamedTuple):
         for k, h in enumerate(others):
             mixed = torch.addcmul(mixed, self.weights[:, k, None, None, :], h - last)
         return mixed
+
+
+def _not_mean(x: Tensor, columns: slice) -> Tensor:
+    """0 at the frequency of the mean and 1 elsewhere, (1, H, columns, 1).
+
+    The mean is taken away from the map, too: in half precision a transform would leak it into other frequencies.
+    """
+    return (frequency_grid(x.shape[-3], x.shape[-2], x)[None, :, columns, None] > 0).float()
 
 
 def _check_map(x: Tensor) -> None:
