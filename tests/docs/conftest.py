@@ -35,6 +35,7 @@ def write_run(folder: Path, config: Any, model: nn.Module, **metadata: str) -> N
 def untrained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tailprop.tasks.classify.model import create_model
     from tailprop.tasks.detect.model import create_detector
+    from tailprop.tasks.reach.task import build_reach
     from tailprop.tasks.restore.task import build_restorer
     from tailprop.tasks.segment.model import create_segmenter
 
@@ -53,6 +54,8 @@ def untrained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(runs / "shapes_upernet", config, segmenter, classes=shapes, first_label="1")
     config = read("train400_gray_s15")
     write_run(runs / "train400_gray_s15", config, build_restorer(config.model, report=False))
+    config = read("reach_color")
+    write_run(runs / "reach_color", config, build_reach(config, config.model, report=False))
     pixels = np.random.default_rng(0).integers(0, 256, (72, 96, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(root / "photo.jpg")
     return root

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scipy.stats
@@ -9,6 +10,7 @@ import scipy.stats
 from tailprop.studies.ablate.rows import COLUMNS, Row
 from tailprop.studies.ablate.study import plan_runs, read_study
 from tailprop.studies.ablate.summary import confidence_interval, summarize, t_quantile, write_summary
+from tests.helpers.runs import write_recipe
 from tests.studies.ablate.test_study import write_study
 
 
@@ -24,11 +26,12 @@ def test_confidence_interval() -> None:
     assert confidence_interval([1.0]) is None
 
 
-def rows(tmp_path: Path, values: dict[tuple[str, int], float]) -> tuple[list, dict[str, Row]]:
-    runs = plan_runs(read_study(write_study(tmp_path, seeds=[0, 1, 2])), tmp_path / "out")
+def rows(tmp_path: Path, values: dict[tuple[str, int], float], **study: Any) -> tuple[list, dict[str, Row]]:
+    runs = plan_runs(read_study(write_study(tmp_path, seeds=[0, 1, 2], **study)), tmp_path / "out")
     filled = dict.fromkeys(COLUMNS, "1") | {"recipe": "small", "metric": "top1"}
     done = {
-        run.name: filled | {"variant": run.variant, "seed": str(run.seed), "value": str(values[run.variant, run.seed])}
+        run.name: filled
+        | {"recipe": run.recipe, "variant": run.variant, "seed": str(run.seed), "value": str(values[run.variant, run.seed])}
         for run in runs
         if (run.variant, run.seed) in values
     }
@@ -55,3 +58,18 @@ def test_table_in_markdown(tmp_path: Path) -> None:
     assert lines[2].startswith("| variant | top1 | std | difference to paper |")
     assert lines[5].startswith("| none | 12.500 |  | +2.500 |")
     assert "up to 3 seeds" in lines[-1]
+
+
+def test_overview_of_several_recipes(tmp_path: Path) -> None:
+    values = {("paper", 0): 10.0, ("paper", 1): 12.0, ("none", 0): 12.5}
+    runs, done = rows(tmp_path, values, recipes=[str(write_recipe(tmp_path / "small.yaml")), "digits"])
+    del done["digits paper seed0"]
+    write_summary(tmp_path, runs, done)
+    lines = (tmp_path / "summary.md").read_text().splitlines()
+    assert lines[0] == "## All recipes"
+    assert lines[2:6] == [
+        "| variant | small | digits |",
+        "| --- | --- | --- |",
+        "| paper | 11.00 ± 1.41 | 12.00 (1) |",
+        "| none | 12.50 (1) | 12.50 (1) |",
+    ]

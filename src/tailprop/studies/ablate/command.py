@@ -36,7 +36,7 @@ class Ablate:
     """Train the variants of a study from several seeds, and compare them."""
 
     study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
-    """A YAML file with recipes, variants and seeds, or the name of a shipped study: mixers."""
+    """A YAML file with recipes, variants and seeds, or the name of a shipped study, for example reach or mixers."""
     out: Path
     """Folder for runs, tables and figures."""
     recipe: tuple[str, ...] = ()

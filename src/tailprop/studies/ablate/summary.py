@@ -84,11 +84,30 @@ def write_summary(out: Path, runs: Sequence[Run], done: dict[str, Row]) -> None:
         return
     write_rows(out / "summary.csv", table)
     text = io.StringIO()
+    if len({row["recipe"] for row in table}) > 1:
+        note = "Mean and standard deviation over seeds; a number of seeds in parentheses, where some are missing."
+        text.write(f"## All recipes\n\n{_overview(table)}\n\n{note}\n\n")
     for recipe in dict.fromkeys(row["recipe"] for row in table):
         rows = [row for row in table if row["recipe"] == recipe]
         planned = len({run.seed for run in runs})
         text.write(f"## {recipe}\n\n{_markdown(rows)}\n\n{_notes(rows, done, planned)}\n\n")
     write_atomically(out / "summary.md", lambda part: part.write_text(text.getvalue().rstrip() + "\n"))
+
+
+def _overview(table: Sequence[Row]) -> str:
+    """A row for each variant, a column for each recipe."""
+    recipes = list(dict.fromkeys(row["recipe"] for row in table))
+    cells = {(row["variant"], row["recipe"]): _cell(row, most=max(int(other["seeds"]) for other in table)) for row in table}
+    lines = [("variant", *recipes), ("---",) * (1 + len(recipes))]
+    for variant in dict.fromkeys(row["variant"] for row in table):
+        lines.append((variant, *(cells.get((variant, recipe), "") for recipe in recipes)))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(row: Row, most: int) -> str:
+    seeds = "" if int(row["seeds"]) == most else f" ({row['seeds']})"
+    spread = f" ± {float(row['std']):.2f}" if row["std"] else ""
+    return f"{float(row['mean']):.2f}{spread}{seeds}"
 
 
 def _markdown(rows: Sequence[Row]) -> str:
