@@ -56,9 +56,13 @@ def test_compile_dynamic_with_inductor() -> None:
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("mixer", ["tailprop", "adaptive_alpha", "heat", "wave", "gfnet", "afno", "conv7", "conv31", "pool"])
-def test_compiled_training_step(mixer: str) -> None:
-    model, x = tiny_net(mixer=mixer).train(), torch.randn(2, 3, 48, 64)
+SPATIAL = dict(mixer="multiscale", mixer_args=dict(gate="spatial"))
+TRAINED = ["tailprop", "multiscale", "adaptive_alpha", "heat", "wave", "gfnet", "afno", "conv7", "conv31", "pool"]
+
+
+@pytest.mark.parametrize("settings", [*(dict(mixer=mixer) for mixer in TRAINED), SPATIAL], ids=[*TRAINED, "spatial"])
+def test_compiled_training_step(settings: dict[str, Any]) -> None:
+    model, x = tiny_net(**settings).train(), torch.randn(2, 3, 48, 64)
     grads = []
     for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
         model.zero_grad()
@@ -80,8 +84,9 @@ def dynamic_size() -> dict[int, torch.export.Dim]:
     return {2: torch.export.Dim("height", min=33, max=1024), 3: torch.export.Dim("width", min=33, max=1024)}
 
 
-def test_export_with_dynamic_size() -> None:
-    model = seeded_tiny()
+@pytest.mark.parametrize("settings", [dict(), dict(mixer="multiscale"), SPATIAL], ids=["tailprop", "multiscale", "spatial"])
+def test_export_with_dynamic_size(settings: dict[str, Any]) -> None:
+    model = tiny_net(**settings).eval() if settings else seeded_tiny()
     program = torch.export.export(model, (torch.randn(2, 3, 72, 88),), dynamic_shapes=(dynamic_size(),)).module()
     with torch.no_grad():
         for h, w in OTHER_SIZES:
@@ -89,8 +94,9 @@ def test_export_with_dynamic_size() -> None:
             torch.testing.assert_close(program(x), model(x), rtol=1e-3, atol=1e-4)
 
 
-def test_onnx_at_two_sizes(tmp_path: Path) -> None:
-    model, path = tiny_net().eval(), tmp_path / "model.onnx"
+@pytest.mark.parametrize("mixer", ["tailprop", "multiscale"])
+def test_onnx_at_several_sizes(mixer: str, tmp_path: Path) -> None:
+    model, path = tiny_net(mixer=mixer).eval(), tmp_path / "model.onnx"
     torch.onnx.export(model, (torch.randn(1, 3, 64, 96),), path, dynamo=True, dynamic_shapes=(dynamic_size(),), verbose=False)
     session = onnxruntime.InferenceSession(str(path))
     for h, w in [(64, 96), *OTHER_SIZES]:

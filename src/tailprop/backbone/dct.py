@@ -21,9 +21,9 @@ from torch import Tensor
 
 from .dct_fft import LARGE, dct_fft, filter_in_strips, idct_fft
 
-__all__ = ["RMS_EPS", "dct2", "dct_basis", "frequency_grid", "idct2", "inverse_rms", "spectral_filter"]
+__all__ = ["MAX_GAIN", "dct2", "dct_basis", "frequency_grid", "idct2", "inverse_rms", "spectral_filter"]
 
-RMS_EPS = 1e-10  # a few points, spread over a map, have a variance of 1e-7; the rounding errors of a constant map 1e-14
+MAX_GAIN = 5e4  # of `inverse_rms`, below the largest float16; a few points that are spread over a map need a gain of 1e4
 _CACHE_SIZE = 256  # cached sizes; bounded, because a detector sees images of every shape
 
 
@@ -65,9 +65,12 @@ def spectral_filter(x: Tensor, response: Tensor | Callable[[slice], Tensor], uni
 
 
 def inverse_rms(x: Tensor) -> Tensor:
-    """One over the root mean square of each channel over a map (B, H, W, C): (B, 1, 1, C)."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return torch.rsqrt(wide.square().mean((-3, -2), keepdim=True) + RMS_EPS).to(x.dtype)
+    """One over the root mean square of each channel over a map (B, H, W, C): (B, 1, 1, C), at most `MAX_GAIN`.
+
+    1 / sqrt(mean + eps) with eps = 1 / MAX_GAIN^2, written without eps: ONNX exporters drop the addition of so small a number.
+    """
+    mean_square = x.to(torch.promote_types(x.dtype, torch.float32)).square().mean((-3, -2), keepdim=True)
+    return (MAX_GAIN * torch.rsqrt(1 + MAX_GAIN**2 * mean_square)).to(x.dtype)
 
 
 def dct_basis(n: int, like: Tensor) -> Tensor:

@@ -331,7 +331,7 @@ class PooledMLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int, outputs: int, **dd: Any) -> None:
         super().__init__()
-        self.outputs = outputs
+        self.outputs, self.dim = outputs, dim
         self.fc1 = nn.Linear(dim, hidden, **dd)
         self.fc2 = nn.Linear(hidden, outputs * dim, **dd)
 
@@ -341,14 +341,14 @@ class PooledMLP(nn.Module):
             nn.init.zeros_(fc.bias)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, outputs, C)
-        return self.fc2(F.gelu(self.fc1(x.mean((1, 2))))).unflatten(1, (self.outputs, -1))
+        return self.fc2(F.gelu(self.fc1(x.mean((1, 2))))).unflatten(1, (self.outputs, self.dim))
 
 
 class PositionMLP(PooledMLP):
     """The same MLP at every position, without the average: 1x1 convolutions."""
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, outputs, H, W, C)
-        return self.fc2(F.gelu(self.fc1(x))).unflatten(-1, (self.outputs, -1)).movedim(-2, 1)
+        return self.fc2(F.gelu(self.fc1(x))).unflatten(-1, (self.outputs, self.dim)).movedim(-2, 1)
 
 
 def _mixing_weights(logits: Tensor, dim: int, num_orders: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 import torch.fx
 from torch import Tensor
 
-from .dct import RMS_EPS, dct2, frequency_grid, idct2, inverse_rms, spectral_filter
+from .dct import MAX_GAIN, dct2, frequency_grid, idct2, inverse_rms, spectral_filter
 
 __all__ = [
     "Mix",
@@ -135,7 +135,7 @@ def tail_propagate_reference(
         y = y + shares[:, k, None, None, :] * branch.permute(0, 2, 3, 1)
     if normalize:
         y = y - y.mean((1, 2), keepdim=True)
-        y = y / (y.square().mean((1, 2), keepdim=True) + RMS_EPS).sqrt()
+        y = y / (y.square().mean((1, 2), keepdim=True) + 1 / MAX_GAIN**2).sqrt()
     return y.to(dtype)
 
 
