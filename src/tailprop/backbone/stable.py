@@ -94,7 +94,8 @@ def tail_propagate_by_place(
     shared = [1 / weights.shape[1]] * weights.shape[1]
     mix = Mix.of(x, scales, shared, orders, spacing)
     coefficients = dct2(x - x.mean((1, 2), keepdim=True)) * _not_mean(x, _ALL).to(x.dtype) if normalize else dct2(x)
-    *others, last = [idct2(h.to(x.dtype) * coefficients) for h in mix.each_response(x)]
+    # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
+    *others, last = [idct2(h.to(x.dtype) * coefficients).contiguous() for h in mix.each_response(x)]
     y = last
     for k, branch in enumerate(others):
         y = torch.addcmul(y, weights[:, k].to(x.dtype), branch - last)
