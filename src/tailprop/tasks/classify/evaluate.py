@@ -25,7 +25,7 @@ from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.common.overlap import count_training_contents, describe_overlap
 from tailprop.tasks.common.predictor import progress_bar
-from tailprop.utils.files import write_json
+from tailprop.utils.files import make_folder, write_json
 from tailprop.utils.text import counted, printable
 from tailprop.utils.validation import check_at_least, check_output_file, check_output_folder
 
@@ -210,7 +210,7 @@ def _write(
         by_class = {name: asdict(row) for name, row in zip(classifier.names, result.by_class, strict=True)}
         write_json(options.out, numbers | dict(classes=by_class))
     if options.confusion is not None:
-        options.confusion.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(options.confusion.parent)
         draw_confusion(result.confusion, classifier.names, options.confusion)
     if options.images is not None:
         drawn = draw_mistakes(result, source, classifier.names, options.images / "mistakes.jpg", _MISTAKES_DRAWN)

@@ -26,7 +26,7 @@ from tailprop.tasks.classify.load import ClassPrediction, ClassScore, ImageClass
 from tailprop.tasks.common.options import ComputeOptions, Images
 from tailprop.tasks.common.pages import draw_page, with_caption
 from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
-from tailprop.utils.files import write_atomically
+from tailprop.utils.files import make_folder, write_atomically
 from tailprop.utils.text import counted, printable
 from tailprop.utils.validation import check_at_least, check_output_file
 
@@ -181,7 +181,7 @@ def _write(predictions: Sequence[Prediction], options: ClassifyPredict) -> None:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return
     text = _render(predictions, options.written_as, Console(file=io.StringIO(), width=_WIDE, force_terminal=False))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(options.out.parent)
     content = text.encode("utf-8", "surrogateescape")  # file names with the system's bytes
     write_atomically(options.out, lambda part: part.write_bytes(content))
     # On standard error: standard output is for predictions, and --out may be /dev/stdout.

@@ -26,7 +26,7 @@ from tailprop.tasks.restore.inference import check_tiles, evaluate_restorer, sha
 from tailprop.tasks.restore.load import ImageRestorer, load_restorer
 from tailprop.tasks.restore.metrics import Restored, Scores, mean_scores
 from tailprop.tasks.restore.task import take_one
-from tailprop.utils.files import write_json
+from tailprop.utils.files import make_folder, write_json
 from tailprop.utils.text import counted
 from tailprop.utils.validation import check_output_folder
 
@@ -97,7 +97,7 @@ def _evaluate(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataCo
         def draw(image: Restored) -> None:
             advance(1)
             if image.name in figures:
-                figures[image.name].parent.mkdir(parents=True, exist_ok=True)
+                make_folder(figures[image.name].parent)
                 draw_restored([image], figures[image.name])
 
         def restore(degraded: torch.Tensor) -> torch.Tensor:
