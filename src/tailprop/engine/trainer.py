@@ -32,7 +32,7 @@ from tailprop.runtime.precision import autocast
 from tailprop.runtime.provenance import provenance
 from tailprop.runtime.rng import seed_process
 from tailprop.runtime.signals import Interrupted, handle_stop_signals
-from tailprop.utils.text import counted
+from tailprop.utils.text import counted, say
 
 __all__ = ["Trainer"]
 
@@ -271,18 +271,18 @@ class Trainer:
         step = self.loop.global_step
         status = ", already finished" if is_finished else f", resumed from step {step}" if step else ""
         d, schedule = self.description, self.schedule
-        print(
+        say(
             f"{self.task.data_summary()}; {d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; "
             f"{counted(self.task.sampler.steps, 'step')} per epoch, {counted(self.config.optim.epochs, 'epoch')}, "
             f"peak learning rate {schedule.lr:.2g}; {self.folder.path}{status}",
             flush=True,
         )
         if schedule.warmup_steps > schedule.steps:
-            print(
+            say(
                 f"the warm-up ({schedule.warmup_steps} steps) is longer than the run ({schedule.steps}): the learning rate "
                 f"ends at {100 * schedule.steps / schedule.warmup_steps:.0f} % of its peak; shorten it with "
                 "--optim.warmup-epochs or --optim.warmup-steps",
-                file=sys.stderr,
+                error=True,
             )
 
     def _manifest(self) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from tailprop.backbone.operator import TailPropagation
@@ -31,6 +29,7 @@ from tailprop.tasks.common.figures import draw_curves
 from tailprop.tasks.restore.model import RESTORERS
 from tailprop.tasks.restore.task import Restoration, RestoreConfig
 from tailprop.utils.files import write_json
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.validation import check_choice
 
 NETWORKS: Final = ("tailprop_ir_light", "vheat_ir_light", "waveformer_ir_light", "swinir_light", "dncnn", "identity_ir_light")

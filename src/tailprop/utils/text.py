@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["closest", "counted", "did_you_mean", "excerpt", "listed", "printable", "say"]
+__all__ = ["closest", "counted", "did_you_mean", "excerpt", "listed", "printable", "say", "say_lines"]
 
 # Control characters, surrogates, line and paragraph separators: a terminal executes them, or cannot encode them.
 _ESCAPED: Final = ("Cc", "Cs", "Zl", "Zp")
@@ -54,9 +54,15 @@ def _escaped(character: str) -> str:
     return character
 
 
-def say(text: str, error: bool = False) -> None:
+def say(text: object, error: bool = False, flush: bool = False) -> None:
     """Print a line that may have text from outside in it: file names, class names, values of files."""
-    print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
+    print(printable(str(text)), file=sys.stderr if error else sys.stdout, flush=flush)
+
+
+def say_lines(text: object) -> None:
+    """Print a report of several lines."""
+    for line in str(text).split("\n"):
+        say(line)
 
 
 def excerpt(value: object, most: int = 40) -> str:

@@ -267,9 +267,8 @@ def _pages(file: Region, chunk: Chunk) -> Iterator[Page]:
 
 def _fits(page: Page, chunk: Chunk) -> bool:
     """Whether the sizes in a page header are within its column: memory is allocated by them."""
-    sizes_fit = (
-        page.unpacked_size < 2**31 and page.size >= 0 and 0 <= (page.levels or 0) <= page.unpacked_size <= chunk.unpacked_size
-    )
+    unpacked = page.unpacked_size
+    sizes_fit = page.size >= 0 and 0 <= (page.levels or 0) <= unpacked <= min(chunk.unpacked_size, _LARGEST_PAGE)
     most = unpacked // 4 if page.kind == DICTIONARY else chunk.rows  # a dictionary may have more entries than rows
     return sizes_fit and 0 <= page.rows <= most
 

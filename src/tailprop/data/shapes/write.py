@@ -14,12 +14,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 from rich.progress import track
 
 from tailprop.data.formats.coco import encode_mask
 from tailprop.data.shapes.render import SHAPES, Scene, SceneConfig, make_scene
 from tailprop.utils.files import explain_write_errors, make_folder, write_json, write_text
+from tailprop.utils.terminal import Console
+from tailprop.utils.text import say
 
 __all__ = [
     "FORMATS",
@@ -109,7 +110,7 @@ def _ensure(out: Path, style: Style, config: SceneConfig, train: int, val: int) 
     if _read_note(out / "scenes.json") == _describe(style, config, train, val):
         return
     _check_same_scenes(out, _read_note(out / "scenes.json"), _describe(style, config, train, val))
-    print(f"generating {train + val} scenes in {out}", flush=True)
+    say(f"generating {train + val} scenes in {out}", flush=True)
     write_scenes(out, style, config, train, val)
 
 

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Column
 
 from tailprop.data.broken import Broken
 from tailprop.data.formats.coco import area_of
@@ -19,7 +17,7 @@ from tailprop.tasks.detect.draw import draw_objects, objects_of
 from tailprop.tasks.detect.load import ObjectDetector, load_detector
 from tailprop.tasks.detect.metrics import to_results
 from tailprop.utils.files import make_folder, write_json
-from tailprop.utils.text import printable
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.validation import check_between
 
 __all__ = ["DetectPredict", "run"]
@@ -86,7 +84,7 @@ def _print(options: DetectPredict, content: dict[str, Any], names: dict[int, str
     for image in content["images"]:
         found = [names[a["category_id"]] for a in content["annotations"] if a["image_id"] == image["id"]]
         counts = ", ".join(f"{found.count(name)} {name}" for name in sorted(set(found)))
-        table.add_row(Text(printable(image["file_name"])), str(len(found)), Text(printable(counts)))
+        table.add_row(image["file_name"], str(len(found)), counts)
     console = Console()
     console.print(table)
-    console.print(f"drawn images and detections.json in {options.out}", soft_wrap=True, markup=False)
+    console.print(f"drawn images and detections.json in {options.out}", soft_wrap=True)

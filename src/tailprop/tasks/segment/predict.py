@@ -4,10 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from tailprop.data.broken import Broken
 from tailprop.data.images import check_no_overwrite, list_images, read_image, save_image, suppress_pillow_warnings, unique_stems
 from tailprop.runtime.distributed import process_group
@@ -17,7 +13,7 @@ from tailprop.tasks.segment.draw import draw_labels, save_labels, with_legend
 from tailprop.tasks.segment.evaluate import InferenceChoice
 from tailprop.tasks.segment.load import ImageSegmenter, LabelMap, load_segmenter
 from tailprop.utils.files import make_folder, write_text
-from tailprop.utils.text import printable
+from tailprop.utils.terminal import Console, Table
 
 NAMED = 6  # classes listed for each image in the table
 __all__ = ["SegmentPredict", "run"]
@@ -78,12 +74,12 @@ def _label_all(options: SegmentPredict, segmenter: ImageSegmenter, paths: Sequen
             overlay = with_legend(draw_labels(image, labels), counts, segmenter.names)
             save_image(options.out / f"{stem}_overlay.jpg", overlay)
             named = ", ".join(f"{name} {100 * share:.1f}" for name, share in list(found.shares.items())[:NAMED])
-            table.add_row(Text(printable(str(path))), f"{image.width}x{image.height}", Text(printable(named)))
+            table.add_row(str(path), f"{image.width}x{image.height}", named)
     return table
 
 
 def _print(options: SegmentPredict, table: Table, segmenter: ImageSegmenter) -> None:
     console = Console()
     console.print(table)
-    first = f"{segmenter.first_label} = {printable(segmenter.names[0])}"
-    console.print(f"label maps ({first}), overlays and classes.txt in {options.out}", soft_wrap=True, markup=False)
+    first = f"{segmenter.first_label} = {segmenter.names[0]}"
+    console.print(f"label maps ({first}), overlays and classes.txt in {options.out}", soft_wrap=True)
