@@ -100,7 +100,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
             state = state[key]
     if not any(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} does not contain a state dict")
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
 def warm_start(model: nn.Module, source: Mapping[str, Tensor] | str | Path) -> WarmStartReport:

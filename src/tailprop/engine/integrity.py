@@ -20,6 +20,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from tailprop.utils.errors import first_line
+
 __all__ = ["UNSEALED", "NotFiniteError", "check_all_finite", "check_intact", "is_intact", "seal"]
 
 _NAME: Final = "sha256"
@@ -74,7 +76,7 @@ def _check_archive(path: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # BadZipFile, EOFError, NotImplementedError, zlib.error, ...
-        raise ValueError(f"{path} is corrupt ({_reason(error)})") from None
+        raise ValueError(f"{path} is corrupt ({first_line(error)})") from None
     if wrong is not None:
         raise ValueError(f"{path} is corrupt (the checksum of its record {wrong!r} does not match)")
 
@@ -95,7 +97,7 @@ def _check_weights(path: Path) -> None:
         with safe_open(path, framework="pt"):
             pass
     except Exception as error:
-        raise ValueError(f"{path} is not a safetensors file, or is corrupt ({_reason(error)})") from None
+        raise ValueError(f"{path} is not a safetensors file, or is corrupt ({first_line(error)})") from None
 
 
 def _digest(path: Path, file: Any) -> tuple[int, str]:
@@ -114,10 +116,6 @@ def _digest(path: Path, file: Any) -> tuple[int, str]:
     while block := file.read(_BLOCK):
         digest.update(block)
     return 8 + found.start(1), digest.hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def check_all_finite(content: Mapping[str, Any]) -> None:
