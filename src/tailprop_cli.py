@@ -53,8 +53,13 @@ def main(args: list[str] | None = None) -> int:
     # Idle CPU threads spin for milliseconds before they sleep, on cores that loader processes could use (`tailprop loader`
     # measures the cost). The variable is read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    args = sys.argv[1:] if args is None else args
+    if args[:1] in (["predict"], ["eval"]):
+        # oneDNN keeps 1024 compiled layers, one for every size of an image: in restoration a tenth of a megabyte each, so that
+        # memory rose over hundreds of images of different sizes. Training has one size, but more layers.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     try:
-        code = _run_guarded(sys.argv[1:] if args is None else args)
+        code = _run_guarded(args)
     except SystemExit as stop:  # raised by --help
         raise SystemExit(_flush_stdout() or stop.code) from None
     return _flush_stdout() or code

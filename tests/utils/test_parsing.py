@@ -13,7 +13,16 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 2000, "a: [1", "!!python/object/apply:os.system [ls]", "!!timestamp abc", "!!bool 7", "!!int ''", "2020-99-99", "\x00"],
+    [
+        "[" * 2000,
+        "a: [1",
+        "!!python/object/apply:os.system [ls]",
+        "!!timestamp abc",
+        "!!bool 7",
+        "!!int ''",
+        "2020-99-99",
+        "\0",
+    ],
 )
 def test_invalid_yaml_names_the_file(text: str) -> None:
     with pytest.raises(ValueError, match=r"^recipe\.yaml is not YAML: .") as caught:

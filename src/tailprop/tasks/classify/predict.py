@@ -225,7 +225,7 @@ def _as_csv(predictions: Sequence[Prediction], escaped: bool) -> str:
 def _as_json(predictions: Sequence[Prediction], ascii_only: bool = False) -> str:
     rows = [dict(image=p.image, predictions=[vars(score) for score in p.classes]) for p in predictions]
     text = json.dumps(rows, indent=2, ensure_ascii=ascii_only) + "\n"
-    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)  # as JSON escapes
+    return "".join(c if c == "\n" or printable(c) == c else json.dumps(c)[1:-1] for c in text)  # as JSON escapes
 
 
 def _draw_sheet(predictions: Sequence[Prediction], path: Path) -> None:
