@@ -55,9 +55,9 @@ def main(args: list[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     args = sys.argv[1:] if args is None else args
     if args[:1] in (["predict"], ["eval"]):
-        # oneDNN keeps 1024 compiled layers, one for every size of an image: in restoration a tenth of a megabyte each, so that
-        # memory rose over hundreds of images of different sizes. Training has one size, but more layers.
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+        # oneDNN keeps 1024 compiled layers, one for each size of an image, so memory rose over hundreds of images of different
+        # sizes. Training has few sizes, but more layers.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     try:
         code = _run_guarded(args)
     except SystemExit as stop:  # raised by --help

@@ -29,7 +29,7 @@ def kill_at_random(subject: Subject, rng: Random, work: Path, ranks: int = 1) ->
         if done.code not in (0, -9) and ranks == 1:
             yield wrong(f"before a kill: exit {done.code}: {done.err[-600:]}")
     done = run(subject.train(out), subject.home, ranks)
-    same = done.code == 0 and (digest_of_run(out) == subject.result or ranks > 1 and _has_finished(out, subject))
+    same = done.code == 0 and (digest_of_run(out) == subject.result or (ranks > 1 and _has_finished(out, subject)))
     verdict = RIGHT if same else wrong(f"{kills} kills: exit {done.code} or other weights: {done.err[-600:]}")
     for _ in range(kills):
         yield verdict
@@ -44,7 +44,7 @@ def _has_finished(out: Path, subject: Subject) -> bool:
 
 
 def _wait_a_moment(started: object, out: Path, rng: Random) -> None:
-    """Half of the kills hit the start or the end, the others a moment soon after a line of the log or while a file is written."""
+    """A random moment, one soon after a line of the log, or one while a file is written."""
     kind, deadline = rng.randrange(3), time.monotonic() + 60
     if kind == 0:
         time.sleep(rng.uniform(0, 3))
@@ -78,7 +78,9 @@ def flip_bits(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
     path.write_bytes(flip_bit(path.read_bytes(), rng))
     if resumes:
         done = run(subject.train(folder), subject.home)
-        yield judge_exit(done.code, done.err, done.code == 0 and digest_of_run(folder) == subject.result, f"{path.name}, resumed")
+        yield judge_exit(
+            done.code, done.err, done.code == 0 and digest_of_run(folder) == subject.result, f"{path.name}, resumed"
+        )
         return
     out = work / "answer"
     done = run(subject.predict(folder, subject.image, out), subject.home)
@@ -116,7 +118,7 @@ def look_for_leaks(subject: Subject, rng: Random, work: Path) -> Iterator[Verdic
         import tailprop
         from tailprop.runtime.allocator import keep_freed_memory
 
-        os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "256"
+        os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "128"
         keep_freed_memory()
         loaded = tailprop.load(subject.whole)
         sizes = [(rng.randrange(32, 160), rng.randrange(32, 160)) for _ in range(120)]

@@ -13,7 +13,18 @@ HOSTILE: Final[tuple[Any, ...]] = (
     *("", "x", "none", "1", "[1]", "../../etc/passwd", "/etc/passwd", "\x1b[2J", "\u202eabc", "a\nb", "\x00", "x" * 10_000),
     *([], {}, [[]], [None], [1, 2], {"a": 1}, {"": {}}, [[[[[[[[1]]]]]]]], [float("inf")] * 4),
 )
-TOKENS: Final = (b"\x00", b"\xff" * 4, b"\x1b[2J", b"[" * 3000, b"{" * 3000, b'"', b"\xe2\x80\xae", b"\n", b"&a [*a]", b"!!python/name:os.x ")
+TOKENS: Final = (
+    b"\x00",
+    b"\xff" * 4,
+    b"\x1b[2J",
+    b"[" * 3000,
+    b"{" * 3000,
+    b'"',
+    b"\xe2\x80\xae",
+    b"\n",
+    b"&a [*a]",
+    b"!!python/name:os.x ",
+)
 
 
 def flip_bit(data: bytes, rng: Random) -> bytes:

@@ -139,7 +139,9 @@ def run(args: Sequence[str], cwd: Path, ranks: int = 1, largest_file: int | None
     return wait(start(args, cwd, ranks, largest_file))
 
 
-def attempt(tries: Sequence[tuple[str, Callable[[], object]]], named: Sequence[str] = (), seconds: float = 60.0) -> list[Verdict]:
+def attempt(
+    tries: Sequence[tuple[str, Callable[[], object]]], named: Sequence[str] = (), seconds: float = 60.0
+) -> list[Verdict]:
     """The verdicts on functions that are called one after the other in a forked process.
 
     A function that returns is right; a ValueError or OSError is a refusal, whose message should have the text in `named`. When

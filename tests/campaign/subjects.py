@@ -123,5 +123,3 @@ def digest(path: Path) -> str:
     for file in sorted(file for file in path.rglob("*") if file.is_file()):
         found.update(file.relative_to(path).as_posix().encode() + file.read_bytes())
     return found.hexdigest()
-
-
