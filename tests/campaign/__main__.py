@@ -26,6 +26,7 @@ from tests.campaign.subjects import Subject, prepare
 
 __all__ = ["ATTACKS", "campaign", "main", "print_table"]
 
+SHOWN: Final = 8  # wrong outcomes of an attack that are printed
 Act = Callable[[Subject, Random, Path], Iterator[Verdict]]
 
 
@@ -103,8 +104,9 @@ def print_table(tallies: Sequence[Tally]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]))
-    for line in dict.fromkeys(line for tally in tallies for line in tally.details):
-        print(f"wrong: {line!r}")
+    for tally in tallies:
+        for line in list(dict.fromkeys(tally.details))[:SHOWN]:
+            print(f"wrong: {line!r}")
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from random import Random
 
 from tests.campaign.mutate import flip_bit
 from tests.campaign.outcomes import RIGHT, Verdict, judge_exit, wrong
-from tests.campaign.processes import Done, attempt, is_running, run, start, stop, wait
+from tests.campaign.processes import Done, Started, attempt, is_running, run, start, stop, wait
 from tests.campaign.subjects import Subject, digest, digest_of_run, epochs_logged
 
 __all__ = ["fill_disk", "flip_bits", "kill_at_random", "kill_two_ranks", "look_for_leaks"]
@@ -43,7 +43,7 @@ def _has_finished(out: Path, subject: Subject) -> bool:
     return epochs_logged(out) == 2 and digest_of_run(out) == digest_of_run(reference)
 
 
-def _wait_a_moment(started: object, out: Path, rng: Random) -> None:
+def _wait_a_moment(started: Started, out: Path, rng: Random) -> None:
     """A random moment, one soon after a line of the log, or one while a file is written."""
     kind, deadline = rng.randrange(3), time.monotonic() + 60
     if kind == 0:
@@ -51,7 +51,7 @@ def _wait_a_moment(started: object, out: Path, rng: Random) -> None:
         return
     log, lines = out / "metrics.jsonl", rng.randint(1, 8)
     before = _count(log)
-    while is_running(started) and time.monotonic() < deadline:  # type: ignore[arg-type]
+    while is_running(started) and time.monotonic() < deadline:
         if kind == 1 and _count(log) >= before + lines:
             break
         if kind == 2 and _count(log) > before and any(out.glob("*.part")):

@@ -45,7 +45,7 @@ SUFFIXES: Final = (
 
 # The formats of these suffixes. Pillow decides by content and would start Ghostscript for an EPS named .png. TGA is the last,
 # because it has no signature.
-FORMATS: Final = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "MPO", "JPEG2000", "AVIF", "QOI", "TGA")
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "QOI", "TGA")
 
 T = TypeVar("T")
 
@@ -133,9 +133,9 @@ def is_image(path: Path) -> bool:
 
 def check_no_overwrite(paths: Sequence[Path], outputs: Sequence[Path], overwrite: bool) -> None:
     """Raise if an output path is one of the input images, or, without `overwrite`, an existing file."""
-    images = {path.resolve() for path in paths}
+    images = {os.path.realpath(path) for path in paths}  # resolve() raises for a link to itself
     for output in outputs:
-        if output.resolve() in images:
+        if os.path.realpath(output) in images:
             raise ValueError(f"{output} is one of the input images and would be overwritten; choose another --out")
         if output.is_symlink() and not output.exists():
             raise ValueError(f"{output} is a link to {output.readlink()}, which does not exist; remove the link")
