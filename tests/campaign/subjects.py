@@ -106,7 +106,7 @@ def digest_of_run(folder: Path) -> str:
     found = hashlib.sha256()
     weights = load_file(folder / "model.safetensors") if (folder / "model.safetensors").exists() else {}
     last = torch.load(folder / "last.pt", weights_only=True) if (folder / "last.pt").exists() else {"model": {}, "position": {}}
-    for name, value in sorted([*weights.items(), *last["model"].items()]):
+    for name, value in sorted([*weights.items(), *last["model"].items()], key=lambda item: item[0]):
         found.update(name.encode() + value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     position = last["position"]
     rows = [{key: value for key, value in row.items() if key not in TIMES} for row in position.get("history", [])]
