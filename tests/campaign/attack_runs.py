@@ -90,7 +90,7 @@ def flip_bits(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
 def fill_disk(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
     """No file may become larger than a random size. A command that meets it names the file; nothing saved before is lost."""
     kind = rng.choice(("train", "resume", "predict", "eval"))
-    limit = int(2 ** rng.uniform(0, 21))
+    limit = int(2 ** rng.uniform(12, 21))  # at least what standard error needs, which is a file here
     if kind in ("train", "resume"):
         out = work / "run" if kind == "train" else subject.stopped(work / "run")
         done = run(subject.train(out), subject.home, largest_file=limit)

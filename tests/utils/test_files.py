@@ -1,10 +1,23 @@
 """Writing files: atomic, with the file's name in every error message, never through a planted link."""
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tailprop.utils.files import PART, explain_write_errors, write_atomically, write_text
+from tailprop.utils.files import PART, explain_write_errors, make_folder, write_atomically, write_json, write_text
+from tests.helpers import ROOT
+
+WRITERS = ("save", "savefig", "save_file", "to_parquet", "write_bytes", "write_text")
+# into a buffer in memory, or a function that `write_atomically` calls
+IN_MEMORY = {
+    "data/shapes/write.py": 1,
+    "engine/checkpoint.py": 1,
+    "studies/corruptions.py": 1,
+    "studies/loader.py": 1,
+    "tasks/restore/degrade.py": 1,
+}
 
 
 def test_dangling_link_is_refused(tmp_path: Path) -> None:
@@ -42,3 +55,31 @@ def test_dead_loader_process_is_not_a_write_error(tmp_path: Path) -> None:
         raise killed
     with pytest.raises(OSError, match=r"cannot write .*last\.pt"), explain_write_errors(tmp_path / "last.pt"):
         raise RuntimeError("unexpected pos 64 vs 0")
+
+
+@pytest.mark.parametrize("act", [lambda path: write_text(path / "a", "x"), lambda path: write_json(path / "a", 1), make_folder])
+def test_every_failure_names_its_path(act: object, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OSError, match=r"cannot write .*/file"):
+        act(tmp_path / "file" / "below")
+
+
+def direct_writes(node: ast.AST) -> Iterator[int]:
+    """Lines that write a file, outside of a function given to `write_atomically` and of `with explain_write_errors(path)`."""
+    for child in ast.iter_child_nodes(node):
+        explained = isinstance(child, ast.With) and "explain_write_errors" in ast.unparse(child.items[0])
+        if isinstance(child, ast.Lambda) or explained or (isinstance(child, ast.FunctionDef) and child.name == "write"):
+            continue
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr in WRITERS:
+            owner = ast.unparse(child.func.value)
+            if not owner.endswith(("checkpoint", "persistence")):  # our own functions of that name
+                yield child.lineno
+        yield from direct_writes(child)
+
+
+def test_files_are_written_where_errors_are_explained() -> None:
+    """A full disk is then reported with the name of the file, whichever command writes it."""
+    for path in (ROOT / "src" / "tailprop").rglob("*.py"):
+        name = path.relative_to(ROOT / "src" / "tailprop").as_posix()
+        found = list(direct_writes(ast.parse(path.read_text())))
+        assert len(found) <= IN_MEMORY.get(name, 0), f"{name}: {found}"
