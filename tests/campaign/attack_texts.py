@@ -170,7 +170,6 @@ def hostile_names(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict
     """Names that control a terminal, as class, category, file and folder: nothing of them reaches the terminal as it is."""
     folder = work / NAME
     shutil.copytree(subject.whole, folder)
-    (folder / "config.yaml").unlink()
     weights, metadata = load_file(folder / "model.safetensors"), _metadata(folder / "model.safetensors")
     metadata.pop("sha256")
     if "classes" in metadata:
