@@ -1,14 +1,17 @@
 # make demo:  train a small TailProp on embedded data and draw what it does.
 # make test:  lint, types, every test.   make quick: lint, types, a smoke set and the tests beside what changed.
 # make docs:  the site, every link checked.
+# make campaign: attack the package for two hours and print what came of it (MINUTES=10, SEED=1).
 # Each builds its own environment first; nothing but Python (3.11 or newer) and make is needed.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 TIMM   := .cache/timm/tests/test_models.py
+SEED   ?= 0
+MINUTES ?= 120
 
-.PHONY: demo test quick check docs bench clean
+.PHONY: demo test quick check docs bench campaign clean
 
 demo: $(READY)
 	$(BIN)/tailprop demo
@@ -22,6 +25,9 @@ quick: check
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "the site is in .cache/site"
+
+campaign: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign --seed $(SEED) --minutes $(MINUTES)
 
 check: $(READY)
 	$(BIN)/ruff check

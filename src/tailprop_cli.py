@@ -53,8 +53,13 @@ def main(args: list[str] | None = None) -> int:
     # Idle CPU threads spin for milliseconds before they sleep, on cores that loader processes could use (`tailprop loader`
     # measures the cost). The variable is read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    args = sys.argv[1:] if args is None else args
+    if args[:1] in (["predict"], ["eval"]):
+        # oneDNN keeps 1024 compiled layers, one for each size of an image, so memory rose over hundreds of images of different
+        # sizes. Training has few sizes, but more layers.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     try:
-        code = _run_guarded(sys.argv[1:] if args is None else args)
+        code = _run_guarded(args)
     except SystemExit as stop:  # raised by --help
         raise SystemExit(_flush_stdout() or stop.code) from None
     return _flush_stdout() or code
@@ -100,7 +105,7 @@ def _dispatch(args: list[str]) -> int:
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"commands are {', '.join(COMMANDS)}"
-        return _print_error(f"no command {name!r}; {hint}")
+        return _print_error(f"no command {name!a}; {hint}")
     return _run(name, rest)
 
 
@@ -124,7 +129,7 @@ def _run(name: str, args: list[str]) -> int:
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":  # every process of torchrun stops; rank 0 prints the message
             with contextlib.suppress(OSError):  # Ctrl-C also ends a `tee` that reads our output
-                print(f"tailprop: {stop}", file=sys.stderr, flush=True)
+                print(f"tailprop: {_escaped(str(stop))}", file=sys.stderr, flush=True)
         return stop.exit_code
 
 
@@ -211,8 +216,14 @@ def _is_closed_pipe() -> bool:
 
 def _print_error(message: str) -> int:
     with contextlib.suppress(OSError):  # the pipe is closed
-        print(f"tailprop: {message}", file=sys.stderr, flush=True)
+        print(f"tailprop: {_escaped(message)}", file=sys.stderr, flush=True)
     return 2
+
+
+def _escaped(message: str) -> str:
+    """A message whose text from outside cannot control a terminal. Before the package is imported there is none."""
+    text = sys.modules.get("tailprop.utils.text")
+    return message if text is None else text.printable(message)
 
 
 if __name__ == "__main__":

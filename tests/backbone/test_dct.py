@@ -78,6 +78,15 @@ def test_basis_cache_is_used_and_bounded() -> None:
     assert spectral._cached_basis.cache_info().currsize <= 256
 
 
+def test_grid_cache_is_bounded_in_bytes() -> None:
+    """Images of different sizes each have a grid of their own; memory must not rise with their number."""
+    like = torch.ones(1)
+    assert spectral.frequency_grid(20, 30, like) is spectral.frequency_grid(20, 30, like)
+    assert spectral.frequency_grid(600, 500, like) is not spectral.frequency_grid(600, 500, like)
+    limits = spectral._cached_grid.cache_info().maxsize, spectral._CACHED_POINTS
+    assert 4 * limits[0] * limits[1] <= 64 << 20
+
+
 def test_basis_cached_in_inference_mode_works_in_training() -> None:
     spectral._cached_basis.cache_clear()
     with torch.inference_mode():

@@ -178,3 +178,23 @@ def test_bench_writes_csv(tmp_path: Path) -> None:
     assert "torch" in header
     assert infer.startswith("infer,tailprop_pico,")
     assert train.startswith("train,tailprop_pico,")
+
+
+@pytest.mark.parametrize(("command", "expected"), [("predict", "128"), ("eval", "128"), ("train", None)])
+def test_cache_of_compiled_layers_is_bounded_where_sizes_vary(
+    command: str, expected: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """oneDNN reads it when it computes for the first time; 1024 layers of images of all sizes took hundreds of megabytes."""
+    monkeypatch.setattr("os.environ", {**os.environ})
+    os.environ.pop("ONEDNN_PRIMITIVE_CACHE_CAPACITY", None)
+    assert tailprop_cli.main([command, "--nowhere"]) == 2
+    assert capsys.readouterr().err
+    assert os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY") == expected
+
+
+def test_hostile_text_in_an_error_message_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["a\x1b[2J\u202e"], ["train", "a\x1b[2J\u202e"], ["predict", "digits", "a\x1b[2J\u202e"]):
+        assert tailprop_cli.main(args) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "\\x1b[2J\\u202e" in error

@@ -24,7 +24,7 @@ from tests.helpers import ROOT
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 README, CONTRIBUTING, CHANGELOG = ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"
 RESULTS = ROOT / "results" / "README.md"
-PAGES = [README, CONTRIBUTING, RESULTS, *DOCS]  # without the changelog, which has old names
+PAGES = [README, CONTRIBUTING, ROOT / "SECURITY.md", RESULTS, *DOCS]  # without the changelog, which has old names
 RUN = [CONTRIBUTING, *DOCS]  # the README has its own test
 SECTIONS = ("model", "data", "augment", "optim", "run", "detector", "segmenter", "inference")
 OF_TORCHRUN = {"--nproc-per-node", "--max-restarts"}
@@ -260,7 +260,13 @@ def test_every_page_is_on_the_site() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     assert site["strict"] is True
     shown = set(re.findall(r"[\w/-]+\.md", str(site["nav"])))
-    assert shown == {page.name for page in DOCS} | {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md"}
+    assert shown == {page.name for page in DOCS} | {
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "results/README.md",
+    }
 
 
 def test_make_targets_exist() -> None:

@@ -134,7 +134,7 @@ def test_invalid_recipe(changes: dict[str, Any], message: str, tmp_path: Path, c
         (["imagenette"], "source parquet needs --data.root"),
         (["imagenette", "--data.root", "nowhere"], "no folder nowhere"),
         (["digits", "--optim.batch-size", "5000"], "a global batch of 5000 is larger than the 1198 training examples"),
-        (["digits", "--optim.lr", "nan"], "optim.lr must be finite and at least 0"),
+        (["digits", "--optim.lr", "nan"], "optim.lr must be finite"),
         (["digits", "--optim.clip-grad", "-1"], "optim.clip_grad must be positive"),
         (["digits", "--optim.lr-base-size", "0"], "optim.lr_base_size must be at least 1"),
         (["digits", "--augment.auto-augment", "foo"], "must be a timm policy"),
@@ -191,3 +191,57 @@ def test_only_rank_0_prints_errors(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         monkeypatch.setenv("RANK", rank)
         assert tailprop_cli.main(["train", "digits", "--optim.epohs", "1"]) == 2
         assert capsys.readouterr().err.count("\n") == lines
+
+
+@pytest.mark.parametrize("value", ["inf", "1e309", "nan", "-inf"])
+@pytest.mark.parametrize(
+    "option", ["lr", "min-lr", "scale-lr", "weight-decay", "gamma", "muon-lr-scale", "clip-grad", "warmup-epochs"]
+)
+def test_rates_must_be_finite(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["train", "digits", f"--optim.{option}={value}"], f"optim.{option.replace('-', '_')} must be finite", capsys)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--optim.sched", "steps", "--optim.milestones", "inf"], "optim.milestones must be finite"),
+        (["--optim.sched", "steps", "--optim.milestones", "1e308"], "optim.milestones is too large"),
+        (["--optim.warmup-epochs", "1e308"], "optim.warmup_epochs is too large"),
+        (["--optim.lr", "1e308", "--optim.lr-base-size", "1"], "times the global batch over optim.lr_base_size is not finite"),
+        (["--data.workers", "99999999999999999999"], "data.workers is too large"),
+        (["--data.workers", "9999"], "data.workers must be between 0 and 1024"),
+        (["--data.cache-gb", "inf"], "data.cache_gb must be finite"),
+        (["--run.out="], "an option is given an empty value"),
+        (["--run.out", ""], "an option is given an empty value"),
+        (["--model.args", f"depths={'[' * 2000}"], "the value of depths is not YAML: it is nested too deeply"),
+        (["--model.args", "a=1", "a.b=2"], "a.b is given a value and a part with a value"),
+        (["--model.args", "checkpoint_path=x.pt"], "model.args checkpoint_path is not supported"),
+    ],
+)
+def test_values_that_mean_nothing(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(["train", "digits", *args], message, capsys)
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: {out: ''}", "run.out is empty"),
+        ("optim: {lr: .inf}", "optim.lr must be finite"),
+        ("model: {args: {mixer_args: {scale_init: .nan}}}", "model.args.mixer_args.scale_init must be finite"),
+        ('model: {name: "a\\x1b[2J"}', "model.name has control characters: 'a\\x1b[2J'"),
+        ('run: {out: "a\\u202Eb"}', "run.out has control characters: 'a\\u202eb'"),
+        ("[" * 2000, "r.yaml is not YAML: it is nested too deeply"),
+        ("optim: {epochs: " + "9" * 30 + "}", "optim.epochs is too large"),
+    ],
+)
+def test_recipe_values_that_mean_nothing(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(text)
+    assert_refused(["train", "r.yaml", "--data.source", "digits"], message, capsys)
+    assert {path.name for path in tmp_path.iterdir()} == {"r.yaml"}

@@ -24,7 +24,9 @@ from .dct_fft import LARGE, dct_fft, filter_in_strips, idct_fft
 __all__ = ["MAX_GAIN", "dct2", "dct_basis", "frequency_grid", "idct2", "inverse_rms", "spectral_filter"]
 
 MAX_GAIN = 5e4  # of `inverse_rms`, below the largest float16; a few points that are spread over a map need a gain of 1e4
-_CACHE_SIZE = 256  # cached sizes; bounded, because a detector sees images of every shape
+_CACHE_SIZE = 256  # cached bases; bounded, because a detector sees images of every shape
+_CACHED_GRIDS = 64  # a grid belongs to a pair of sides, so there are many more of them
+_CACHED_POINTS = 1 << 18  # of a grid; a larger one takes milliseconds to build beside seconds for its image, and megabytes
 
 
 def dct2(x: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ def frequency_grid(h: int, w: int, like: Tensor, spacing: float = 1.0) -> Tensor
     Its precision is at least float32, because responses are computed from it (see `operator`).
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
-    if _is_plain(like):
+    if _is_plain(like) and h * w <= _CACHED_POINTS:
         return _cached_grid(h, w, dtype, like.device, spacing)
     return _build_grid(h, w, like.device, spacing).to(dtype)
 
@@ -164,7 +166,7 @@ def _cached_basis(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return _build_basis(n, device).to(dtype)
 
 
-@lru_cache(_CACHE_SIZE)
+@lru_cache(_CACHED_GRIDS)
 def _cached_grid(h: int, w: int, dtype: torch.dtype, device: torch.device, spacing: float) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         return _build_grid(h, w, device, spacing).to(dtype)

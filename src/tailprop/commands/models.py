@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from tailprop.backbone.cost import count_macs, count_parameters, create_on_meta
 from tailprop.backbone.model import MIN_SIZE_PX
 from tailprop.backbone.registry import MODELS
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.validation import check_at_least
 
 

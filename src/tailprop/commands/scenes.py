@@ -8,6 +8,7 @@ import tyro
 
 from tailprop.data.shapes.render import SceneConfig
 from tailprop.data.shapes.write import write_scenes
+from tailprop.utils.text import say
 from tailprop.utils.validation import check_at_least
 
 
@@ -34,4 +35,4 @@ class Scenes:
 def run(options: Scenes) -> None:
     options.check()
     write_scenes(options.out, options.format, options.scenes, options.count, options.val)
-    print(f"{options.count} training and {options.val} validation scenes in {options.out}")
+    say(f"{options.count} training and {options.val} validation scenes in {options.out}")

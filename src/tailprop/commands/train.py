@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tailprop.engine.settings import build
 from tailprop.runtime.distributed import World, any_rank, launch_id, process_group
 from tailprop.runtime.signals import Interrupted
 from tailprop.tasks import DEFAULT_TASK, find_spec
+from tailprop.utils.text import say
 
 
 def parse(args: list[str]) -> Any:
@@ -62,5 +62,5 @@ def _resume_restarted(config: TaskConfig, world: World) -> TaskConfig:
             "--run.overwrite), or give torchrun another --rdzv-id"
         )
     if world.is_main:
-        print(f"restarted by torchrun, resuming {config.run.out}", file=sys.stdout)
+        say(f"restarted by torchrun, resuming {config.run.out}")
     return replace(config, run=replace(config.run, resume=True, overwrite=False))

@@ -1,10 +1,11 @@
 """Broken files: reported and counted, then skipped, or an error that stops the run."""
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from tailprop.utils.text import say
 
 __all__ = ["Broken", "BrokenFiles", "check_batch_full", "print_broken"]
 
@@ -26,9 +27,9 @@ def print_broken(broken: Sequence[Broken]) -> None:
     """Print skipped files on standard error, at most the first few by name."""
     with suppress(OSError):  # the pipe is closed, which should not stop the run
         for item in broken[:_NAMED]:
-            print(f"skipped {item}", file=sys.stderr)
+            say(f"skipped {item}", error=True)
         if len(broken) > _NAMED:
-            print(f"skipped {len(broken) - _NAMED} more", file=sys.stderr)
+            say(f"skipped {len(broken) - _NAMED} more", error=True)
 
 
 class BrokenFiles(dict[str, str]):

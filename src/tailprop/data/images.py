@@ -6,27 +6,32 @@ in a few threads while the model runs on the current one.
 
 import glob
 import os
+import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import IO, Final, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tailprop.data.broken import Broken
+from tailprop.utils.files import write_atomically
 
 __all__ = [
+    "FORMATS",
     "SUFFIXES",
     "check_no_overwrite",
     "crop_long_strip",
     "image_size",
     "is_image",
     "list_images",
+    "open_image",
     "prefetch",
     "read_image",
+    "save_image",
     "suppress_pillow_warnings",
     "unique_paths",
     "unique_stems",
@@ -38,7 +43,27 @@ SUFFIXES: Final = (
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".tga", ".tif", ".tiff", ".webp"),
 )
 
+# The formats of these suffixes. Pillow decides by content and would start Ghostscript for an EPS named .png. TGA is the last,
+# because it has no signature.
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "QOI", "TGA")
+
 T = TypeVar("T")
+
+
+def open_image(file: Path | IO[bytes]) -> Image.Image:
+    """Open an image of one of the formats above, lazily; everything in this package opens images here.
+
+    A path must be a regular file: opening a pipe would wait for someone to write into it.
+    """
+    if isinstance(file, Path) and not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(f"it is not a file but {'a folder' if file.is_dir() else 'a pipe, a socket or a device'}")
+    return Image.open(file, formats=FORMATS)
+
+
+def save_image(path: Path, image: Image.Image, quality: int = 92) -> None:
+    """Save an image atomically, as PNG or JPEG by its suffix."""
+    kind = "PNG" if path.suffix.lower() == ".png" else "JPEG"
+    write_atomically(path, lambda part: image.save(part, kind, quality=quality))
 
 
 def list_images(named: Sequence[str]) -> list[Path]:
@@ -108,10 +133,12 @@ def is_image(path: Path) -> bool:
 
 def check_no_overwrite(paths: Sequence[Path], outputs: Sequence[Path], overwrite: bool) -> None:
     """Raise if an output path is one of the input images, or, without `overwrite`, an existing file."""
-    images = {path.resolve() for path in paths}
+    images = {os.path.realpath(path) for path in paths}  # resolve() raises for a link to itself
     for output in outputs:
-        if output.resolve() in images:
+        if os.path.realpath(output) in images:
             raise ValueError(f"{output} is one of the input images and would be overwritten; choose another --out")
+        if output.is_symlink() and not output.exists():
+            raise ValueError(f"{output} is a link to {output.readlink()}, which does not exist; remove the link")
         if output.exists() and not overwrite:
             raise ValueError(f"{output} exists; choose another --out, or give --overwrite to replace existing files")
 
@@ -119,7 +146,7 @@ def check_no_overwrite(paths: Sequence[Path], outputs: Sequence[Path], overwrite
 def image_size(path: Path) -> tuple[int, int] | Broken:
     """Width and height from the header of a file; nothing is decoded."""
     try:
-        with Image.open(path) as file:
+        with open_image(path) as file:
             return file.size
     except Exception as error:  # decoders raise many kinds of errors on corrupt files
         return Broken(str(path), describe_error(error))
@@ -131,7 +158,7 @@ def read_image(path: Path, mode: str) -> Image.Image | Broken:
     Transparency is dropped if the mode has none, as in training. 16-bit gray is scaled to 8 bits.
     """
     try:
-        with Image.open(path) as file:
+        with open_image(path) as file:
             return decode_image(file, mode)
     except Exception as error:  # on corrupt files Pillow raises OSError, ValueError, SyntaxError, and others
         return Broken(str(path), describe_error(error))

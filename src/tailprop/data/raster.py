@@ -17,8 +17,8 @@ import tifffile
 from PIL import Image
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import describe_error, exif_transpose
-from tailprop.utils.files import write_atomically
+from tailprop.data.images import describe_error, exif_transpose, open_image
+from tailprop.utils.files import make_folder, write_atomically
 
 __all__ = [
     "Pixels",
@@ -50,7 +50,7 @@ def try_pixels(path: Path) -> Pixels | Broken:
 
 def read_pixels(path: Path) -> Pixels:
     """The first frame of an image file, EXIF-transposed; a palette image in its colours."""
-    with Image.open(path) as file:
+    with open_image(path) as file:
         if _is_deep_colour(file):
             return _transpose(_read_deep_colour(path, str(file.format)), file.getexif().get(_ORIENTATION, 1))
         file.load()
@@ -112,13 +112,13 @@ def _transpose(pixels: Pixels, orientation: int) -> Pixels:
 
 def read_profile(path: Path) -> bytes | None:
     """The colour profile of an image if it applies to the pixels as read; None for CMYK, which is converted to RGB."""
-    with Image.open(path) as file:
+    with open_image(path) as file:
         return file.info.get("icc_profile") if file.mode not in ("CMYK", "YCbCr", "LAB", "HSV") else None
 
 
 def write_pixels(path: Path, pixels: Pixels, profile: bytes | None = None) -> None:
     """Save an image as PNG at its bit depth."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     encoded = bytes(imagecodecs.png_encode(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)))
     write_atomically(path, lambda part: part.write_bytes(_with_profile(encoded, profile)))
 

@@ -54,6 +54,7 @@ class Contents:
 
     @classmethod
     def of_files(cls, paths: Sequence[Path]) -> "Contents":
+        paths = [path for path in paths if path.is_file()]  # reading a pipe would wait
         return cls([path.stat().st_size for path in paths], lambda place: paths[place].read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, and read without executing code."""
+"""Checkpoints: written atomically with finite numbers only, verified before they are read, read without executing code."""
 
 import argparse
 import re
@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tailprop.backbone.weights import WarmStartReport, load_matching
+from tailprop.engine.integrity import UNSEALED, check_all_finite, check_intact, seal
 from tailprop.utils.files import write_atomically
 
 __all__ = ["load", "read_checkpoint", "read_state_dict", "save", "save_tensors", "save_weights", "warm_start"]
@@ -20,7 +21,8 @@ _FORMAT = 4
 
 
 def save(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
-    """Write a checkpoint; with `also`, the same file appears under that second path first."""
+    """Write a checkpoint; with `also`, a copy appears under that second path first. Raises if a tensor is not finite."""
+    check_all_finite(payload)
 
     def write(part: Path) -> None:
         torch.save(payload | {"format": _FORMAT}, part)
@@ -54,8 +56,15 @@ def save_weights(path: Path, model: nn.Module, metadata: dict[str, str]) -> None
 
 
 def save_tensors(path: Path, state: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors as safetensors; "format" is what the transformers library asks for."""
     weights = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    write_atomically(path, lambda part: save_file(weights, part, metadata))
+    check_all_finite(weights)
+
+    def write(part: Path) -> None:
+        save_file(weights, part, {"format": "pt", **metadata, **UNSEALED})
+        seal(part)
+
+    write_atomically(path, write)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -63,6 +72,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"no checkpoint at {path}")
+    check_intact(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickles; errors are handled below
@@ -90,7 +100,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
             state = state[key]
     if not any(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} does not contain a state dict")
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
 def warm_start(model: nn.Module, source: Mapping[str, Tensor] | str | Path) -> WarmStartReport:

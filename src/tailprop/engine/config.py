@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tailprop.engine.settings import setting
+from tailprop.engine.settings import check_numbers, setting
 from tailprop.utils.validation import check_at_least
 
 __all__ = ["ModelConfig", "OptimConfig", "RunConfig", "TaskConfig"]
@@ -170,5 +170,6 @@ class TaskConfig:
     run: RunConfig = setting(factory=RunConfig, local=True, free=False)
 
     def check(self) -> None:
+        check_numbers(self)
         self.optim.check()
         self.run.check()

@@ -1,15 +1,16 @@
 """Run a training from its settings: train, draw figures, print a summary."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.text import Text
 
 from tailprop.engine.config import TaskConfig
 from tailprop.engine.task import Task, TaskSpec
 from tailprop.engine.trainer import Trainer
 from tailprop.runtime.distributed import World
+from tailprop.utils.terminal import Console
+from tailprop.utils.text import printable, say
 
 __all__ = ["train"]
 
@@ -30,15 +31,17 @@ def _draw(task: Task, history: list[dict[str, float]], folder: Path) -> None:
     try:
         task.draw(history, folder)
     except Exception as error:  # a finished run must not fail because of a figure
-        print(f"tailprop: could not draw the figures ({type(error).__name__}: {error})", file=sys.stderr)
+        say(f"tailprop: could not draw the figures ({type(error).__name__}: {error})", error=True)
 
 
 def _print_summary(trainer: Trainer) -> None:
     best, folder, minutes = trainer.loop.best, trainer.folder, trainer.loop.seconds / 60
     if best:
-        result = f"best: [bold]{trainer.task.summary(best)}[/] after epoch {best['epoch']:.0f}"
+        result = (
+            Text("best: ").append(printable(trainer.task.summary(best)), "bold").append(f" after epoch {best['epoch']:.0f}")
+        )
     else:
-        result = f"no epoch has a finite {trainer.spec.metric}, so no weights were exported"
-    Console().print(f"{result}; {minutes:.1f} minutes of training", soft_wrap=True)
+        result = Text(f"no epoch has a finite {trainer.spec.metric}, so no weights were exported")
+    Console().print(result.append(f"; {minutes:.1f} minutes of training"), soft_wrap=True)
     made = [folder.weights, *folder.artifacts]
-    print(f"written: {', '.join(str(path) for path in made if path.exists())}")
+    say(f"written: {', '.join(str(path) for path in made if path.exists())}")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -39,16 +40,25 @@ class Schedule:
 
 def build_schedule(optim: OptimConfig, steps_per_epoch: int, processes: int) -> Schedule:
     """The schedule of a run; the learning rate is scaled linearly with the global batch size, relative to `lr_base_size`."""
+    steps = partial(_in_steps, steps_per_epoch=steps_per_epoch)
     scale = 1.0 if optim.lr_base_size is None else optim.batch_size * optim.grad_accum_steps * processes / optim.lr_base_size
+    if not math.isfinite(optim.lr * scale):
+        raise ValueError(f"optim.lr {optim.lr:g} times the global batch over optim.lr_base_size is not finite; lower it")
     return Schedule(
         lr=optim.lr * scale,
         steps=optim.epochs * steps_per_epoch,
-        warmup_steps=round(optim.warmup_epochs * steps_per_epoch) if optim.warmup_steps is None else optim.warmup_steps,
+        warmup_steps=steps("optim.warmup_epochs", optim.warmup_epochs) if optim.warmup_steps is None else optim.warmup_steps,
         min_lr=optim.min_lr,
         sched=optim.sched,
-        milestones=tuple(round(epoch * steps_per_epoch) for epoch in optim.milestones),
+        milestones=tuple(steps("optim.milestones", epoch) for epoch in optim.milestones),
         gamma=optim.gamma,
     )
+
+
+def _in_steps(name: str, epochs: float, steps_per_epoch: int) -> int:
+    if not epochs * steps_per_epoch < 2**53:
+        raise ValueError(f"{name} is too large: {epochs:g} epochs")
+    return round(epochs * steps_per_epoch)
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
-import yaml
 
-from tailprop.engine.settings import aliases
+from tailprop.engine.settings import aliases, check_numbers
+from tailprop.utils.parsing import parse_yaml
 from tailprop.utils.text import closest
 
 __all__ = ["Checkpoint", "option_names", "parse_options", "parse_pairs"]
@@ -55,6 +55,8 @@ _OTHER_NAMES = {
 
 def parse_options(kind: type[T], args: Sequence[str], prog: str, description: str | None = None, default: T | None = None) -> T:
     """Parse command-line arguments into a dataclass."""
+    if any(not arg or (arg.endswith("=") and arg.startswith("--")) for arg in args):
+        raise ValueError(f"an option is given an empty value; leave the option out, or see {prog} --help")
     given: dict[str, Any] = {} if default is None else {"default": default}  # tyro takes None as a default value
     stderr = io.StringIO()
     try:
@@ -74,6 +76,7 @@ def parse_options(kind: type[T], args: Sequence[str], prog: str, description: st
         raise ValueError(f"{_error_text(stderr.getvalue())}; see {prog} --help") from None
     if unknown:
         raise ValueError(_unknown_option(unknown, list(option_names(kind)), prog))
+    check_numbers(options)
     return options if default is None else _merge_pairs(default, options)
 
 
@@ -134,7 +137,9 @@ def parse_pairs(texts: Sequence[str]) -> dict[str, Any]:
         inner = values
         for part in path:
             inner = inner.setdefault(part, {})
-        inner[leaf] = yaml.safe_load(value)
+            if not isinstance(inner, dict):
+                raise ValueError(f"{name} is given a value and a part with a value; give one of them")
+        inner[leaf] = parse_yaml(value, f"the value of {name}")
     return values
 
 

@@ -1,12 +1,12 @@
 """Saving and restoring a run: checkpoints and exported weights."""
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailprop.engine import checkpoint
+from tailprop.engine.integrity import NotFiniteError, check_all_finite, is_intact
 from tailprop.engine.resume import LoopState, RunIdentity
 from tailprop.engine.run_folder import RunFolder
 from tailprop.engine.settings import portable
@@ -14,8 +14,10 @@ from tailprop.engine.task import Task
 from tailprop.engine.train_state import TrainState
 from tailprop.runtime.distributed import World, all_gather, any_rank
 from tailprop.runtime.rng import get_rng_state, seed_process, set_rng_state
+from tailprop.utils.errors import missing_memory
+from tailprop.utils.text import say
 
-__all__ = ["Persistence"]
+__all__ = ["Persistence", "advice_on_divergence"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,14 @@ class Persistence:
         rng = all_gather(get_rng_state(self.world.device))
         self.share_broken()
         losses = all_gather(loop.loss_sum)
-        problem = None
+        problem: Exception | None = None
         if self.world.is_main:
             try:
                 self._write(loop, rng, losses, is_best)
-            except (OSError, RuntimeError, MemoryError) as error:  # raised below, on every rank
+            except NotFiniteError as error:
+                advice = f"{advice_on_divergence(self.folder)} with a lower --optim.lr"
+                problem = ValueError(f"the training diverged: {error} after step {loop.global_step}; {advice}")
+            except (OSError, RuntimeError, MemoryError, ValueError) as error:  # raised below, on every rank
                 problem = error
         if any_rank(problem is not None, self.world.device):
             raise problem or OSError("rank 0 could not write the checkpoint; see its error message")
@@ -54,8 +59,10 @@ class Persistence:
             "position": vars(loop) | {"loss_sum": losses},
             "rng": rng,
             "broken": dict(self.task.broken),
+            "metadata": self._metadata(),
             **vars(self.identity),
         }
+        check_all_finite(payload)  # before the export: it may be finite where the optimizer is not
         if is_best:
             checkpoint.save_weights(self.folder.weights, self.state.evaluated, self._metadata())
         checkpoint.save(self.folder.last, payload, also=self.folder.best if is_best else None)
@@ -67,6 +74,20 @@ class Persistence:
     def restore(self, path: Path, seed: int) -> LoopState:
         """Load a checkpoint; returns its position."""
         payload = checkpoint.load(path)
+        try:
+            loop = self._restore(payload, path, seed)
+        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            if missing_memory(error) is not None:
+                raise
+            raise ValueError(f"{path} is not a checkpoint of this run ({type(error).__name__}: {error})") from None
+        if self.world.is_main:
+            if loop.best and not is_intact(self.folder.weights):
+                self._export_again()
+            if (difference := self.identity.difference(payload)) is not None:
+                say(difference)
+        return loop
+
+    def _restore(self, payload: dict[str, Any], path: Path, seed: int) -> LoopState:
         self.identity.check(payload, path)
         try:
             self.state.load(payload)
@@ -81,19 +102,24 @@ class Persistence:
         else:
             loop.loss_sum = sum(losses) / len(losses)
             seed_process(seed, self.world.rank, loop.global_step)
-        if self.world.is_main:
-            if loop.best and not self.folder.weights.exists():
-                self._export_again()
-            if (difference := self.identity.difference(payload)) is not None:
-                print(difference)
         return loop
 
     def _export_again(self) -> None:
-        """Export the best weights from their checkpoint again, if the exported file was removed."""
-        if not self.folder.best.exists():
-            print(
-                f"{self.folder.weights} and {self.folder.best} are missing: the best weights so far are lost", file=sys.stderr
+        """Export the best weights from their checkpoint again, if the exported file was removed or is corrupt."""
+        if not is_intact(self.folder.best):
+            say(
+                f"{self.folder.weights} and {self.folder.best} are missing or corrupt: the best weights so far are lost",
+                error=True,
             )
             return
+        if self.folder.weights.exists():
+            say(f"{self.folder.weights} is corrupt: it is exported again from {self.folder.best}", error=True)
         payload = checkpoint.load(self.folder.best)
         checkpoint.save_tensors(self.folder.weights, payload["ema"] or payload["model"], self._metadata())
+
+
+def advice_on_divergence(folder: RunFolder) -> str:
+    """What to do about numbers that are not finite: none were saved."""
+    if folder.last.exists():
+        return "earlier checkpoints are intact: start a new run from their weights (--model.init, another --run.out)"
+    return "there is no checkpoint yet: restart the run (--run.overwrite)"

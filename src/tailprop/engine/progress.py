@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tailprop.runtime.distributed import World
 from tailprop.runtime.memory import peak_bytes
+from tailprop.utils.terminal import Console
 from tailprop.utils.text import counted
 
 __all__ = ["Bar"]

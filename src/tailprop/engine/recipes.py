@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tailprop.utils.parsing import parse_yaml, sealed_text
 from tailprop.utils.text import did_you_mean
 
 __all__ = ["RECIPE_FOLDERS", "find_recipe", "read_recipe", "recipe_names"]
@@ -42,10 +41,7 @@ def recipe_names() -> list[str]:
 
 def read_recipe(path: Path) -> dict[str, Any]:
     """The settings in a YAML file."""
-    try:
-        values = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    values = parse_yaml(sealed_text(path), path)
     if values is None:
         raise ValueError(f"{path} is empty; a recipe has settings by name")
     if not isinstance(values, dict):

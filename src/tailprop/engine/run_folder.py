@@ -24,9 +24,13 @@ from typing import IO, Any
 import yaml
 
 from tailprop.engine.config import TaskConfig
+from tailprop.engine.integrity import check_intact, is_intact
 from tailprop.engine.run_settings import check_unchanged, read_config
-from tailprop.engine.settings import absolute_paths, to_dict
-from tailprop.utils.files import PART, explain_write_errors, write_atomically, write_json
+from tailprop.engine.settings import absolute_paths, config_hash, to_dict
+from tailprop.runtime.distributed import print_main
+from tailprop.utils.files import PART, explain_write_errors, write_atomically, write_json, write_text
+from tailprop.utils.parsing import parse_json, seal_text
+from tailprop.utils.text import printable, say
 
 try:
     import fcntl
@@ -34,6 +38,8 @@ except ImportError:  # not a POSIX system: run folders are not locked
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["RunFolder"]
+
+_HASH = "manifest_hash"  # of the other entries of the manifest
 
 
 class RunFolder:
@@ -84,7 +90,23 @@ class RunFolder:
         # The file is also a recipe, so options of this launch alone are reset.
         launched = replace(config.run, resume=False, overwrite=False)
         kept = yaml.safe_dump(to_dict(absolute_paths(replace(config, run=launched))), sort_keys=False)
-        write_atomically(self.config, lambda part: part.write_text(kept))
+        write_text(self.config, seal_text(kept))
+
+    def checkpoint_to_resume(self) -> Path | None:
+        """The last checkpoint, or the best one if the last is corrupt: from there the run repeats the steps since."""
+        if not self.last.exists():
+            return None
+        try:
+            check_intact(self.last)
+        except ValueError as error:
+            if not is_intact(self.best):
+                raise ValueError(
+                    f"{error}, and {self.best.name} is missing or corrupt; start a new run from {self.weights.name} with "
+                    "--model.init and another --run.out"
+                ) from None
+            print_main(printable(f"{error}: resuming from {self.best}"))
+            return self.best
+        return self.last
 
     def _unusable(self, error: OSError) -> ValueError:
         return ValueError(f"cannot write into the run folder {self.path} ({error.strerror}); change --run.out")
@@ -118,18 +140,32 @@ class RunFolder:
 
     def was_started_by(self, launch: str) -> bool:
         """Whether the run was started, or last resumed, by this launch of torchrun."""
-        return bool(launch) and self.launch.is_file() and self.launch.read_text() == launch
+        return bool(launch) and self.launch.is_file() and self.launch.read_text(errors="replace") == launch
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        write_json(self.manifest, manifest)
+        content = {name: value for name, value in manifest.items() if name != _HASH}
+        write_json(self.manifest, content | {_HASH: config_hash(content)})
 
     def read_manifest(self) -> dict[str, Any]:
         """The manifest; empty if it is missing or corrupt, because that must not stop a run."""
-        try:
-            found = json.loads(self.manifest.read_text())
-        except (OSError, ValueError):
+        if not self.manifest.exists():
             return {}
-        return found if isinstance(found, dict) else {}
+        try:
+            found = parse_json(self.manifest.read_bytes(), self.manifest)
+            content = {name: value for name, value in found.items() if name != _HASH}
+            if found.get(_HASH, config_hash(content)) == config_hash(content) and isinstance(found.get("continued", []), list):
+                return content
+        except (OSError, ValueError, AttributeError):  # AttributeError: it is no mapping
+            pass
+        self._set_aside(self.manifest)
+        return {}
+
+    def _set_aside(self, path: Path) -> None:
+        """Keep a corrupt log under another name: it does not stop a run, and a new one takes its place."""
+        aside = path.with_name(f"{path.name}.corrupt")
+        with explain_write_errors(aside):
+            shutil.copyfile(path, aside)
+        say(f"{path} is corrupt: it was copied to {aside.name}, and the run continues without what cannot be read", error=True)
 
     def log(self, row: Mapping[str, Any]) -> None:
         with explain_write_errors(self.metrics), self.metrics.open("a") as file:
@@ -150,12 +186,17 @@ class RunFolder:
     def rewind(self, step: int, epochs: int) -> None:
         """Delete the log lines after the checkpoint, because the resumed run logs them again.
 
-        An epoch is logged at its last step, so the step alone does not say whether the checkpoint includes it.
+        An epoch is logged at its last step, so the step alone does not say whether the checkpoint includes it. The end of a
+        process that died may have truncated the last line; if another line cannot be read, the log is corrupt.
         """
         if not self.metrics.exists():
             return
-        kept = [line for line in self.metrics.read_text().splitlines() if _is_before(line, step, epochs)]
-        write_atomically(self.metrics, lambda part: part.write_text("".join(f"{line}\n" for line in kept)))
+        *lines, _truncated = self.metrics.read_bytes().split(b"\n")
+        rows = [_parse_row(line) for line in lines]
+        if None in rows:
+            self._set_aside(self.metrics)
+        kept = [line for line, row in zip(lines, rows, strict=True) if row is not None and _is_before(row, step, epochs)]
+        write_atomically(self.metrics, lambda part: part.write_bytes(b"".join(line + b"\n" for line in kept)))
 
     def _files(self) -> list[Path]:
         """The files a run writes; other files in the folder belong to the user."""
@@ -172,10 +213,16 @@ def _short(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _is_before(line: str, step: int, epochs: int) -> bool:
-    """Whether a line was logged before a checkpoint with this many steps and epochs."""
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    """A line of the log; None if it is corrupt."""
     try:
-        row = json.loads(line)
-        return int(row["step"]) <= step and (row["kind"] != "epoch" or row["epoch"] <= epochs)
-    except (ValueError, KeyError, TypeError):
-        return False  # a truncated line of a process that died
+        row = parse_json(line, "")
+        int(row["step"]), str(row["kind"]), int(row.get("epoch", 0))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+    return row
+
+
+def _is_before(row: dict[str, Any], step: int, epochs: int) -> bool:
+    """Whether a row was logged before a checkpoint with this many steps and epochs."""
+    return int(row["step"]) <= step and (row["kind"] != "epoch" or int(row.get("epoch", 0)) <= epochs)

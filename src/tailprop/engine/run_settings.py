@@ -1,13 +1,16 @@
 """Find the settings and weights of a run folder or an exported file."""
 
-import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
+from tailprop.engine.checkpoint import read_checkpoint
+from tailprop.engine.integrity import check_intact, is_intact
 from tailprop.engine.settings import build, comparable, config_hash, differences, portable
+from tailprop.utils.parsing import parse_json, parse_yaml, sealed_text
+from tailprop.utils.text import listed, say
 
 __all__ = [
     "check_unchanged",
@@ -20,6 +23,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+WEIGHTS = ("model.safetensors", "best.pt", "last.pt")  # of a run folder, in the order in which they are looked for
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -27,9 +31,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.is_file():
         raise ValueError(f"{folder} is not a run folder: it has no config.yaml")
+    text = sealed_text(path)
     try:
-        settings = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):
+        settings = parse_yaml(text, path)
+    except ValueError:
         settings = None
     if not _are_settings(settings):
         raise ValueError(f"{path} is not the config.yaml of a tailprop run; choose another folder")
@@ -62,7 +67,7 @@ def find_settings(where: str | Path, kind: type | None = None) -> dict[str, Any]
 def _parse(text: str | None) -> dict[str, Any] | None:
     """Parse settings from metadata; None if they are not ours."""
     try:
-        settings = json.loads(text or "null")
+        settings = parse_json(text or "null", "")
     except ValueError:
         return None
     return settings if _are_settings(settings) else None
@@ -82,15 +87,19 @@ def read_settings(where: str | Path, kind: type[T]) -> T:
 
 
 def read_metadata(weights: Path) -> dict[str, str]:
-    """The metadata of exported weights; for a .pt file, that of the model.safetensors in the same folder."""
+    """The metadata of exported weights; for a checkpoint, that of the model.safetensors beside it, or its own."""
     if weights.suffix != ".safetensors":
         sibling = weights.with_name("model.safetensors")
-        return read_metadata(sibling) if sibling.is_file() else {}
-    try:
-        with safe_open(weights, framework="pt") as file:
-            return file.metadata() or {}
-    except SafetensorError:
-        raise ValueError(f"{weights} is not a safetensors file, or is corrupt") from None
+        return read_metadata(sibling) if is_intact(sibling) else _own_metadata(weights)
+    check_intact(weights)
+    with safe_open(weights, framework="pt") as file:
+        return file.metadata() or {}
+
+
+def _own_metadata(weights: Path) -> dict[str, str]:
+    """The metadata in a checkpoint; earlier versions, and other programs, save none."""
+    found = read_checkpoint(weights).get("metadata")
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
 def find_task_name(where: str | Path, default: str) -> str | None:
@@ -121,13 +130,32 @@ def check_unchanged(before: dict[str, Any], now: Any, where: Path) -> None:
 
 
 def find_weights(where: str | Path) -> Path:
-    """The weights file of a run folder, or the file itself."""
+    """The weights file of a run folder, or the file itself. In a folder, a corrupt file is replaced by the next intact one."""
     path = Path(where)
     if path.is_dir():
-        found = next((path / name for name in ("model.safetensors", "best.pt", "last.pt") if (path / name).is_file()), None)
-        if found is None:
-            raise ValueError(f"{path} contains no model.safetensors, best.pt or last.pt")
-        return found
+        found = [path / name for name in WEIGHTS if (path / name).is_file()]
+        if not found:
+            raise ValueError(f"{path} contains no {listed(WEIGHTS[:-1])} or {WEIGHTS[-1]}")
+        return _first_intact(found)
     if not path.is_file():
         raise ValueError(f"no checkpoint at {path}")
     return path
+
+
+@lru_cache(8)  # asked for several times, and what is said is said once
+def _say_once(message: str) -> None:
+    say(message, error=True)
+
+
+def _first_intact(found: list[Path]) -> Path:
+    for place, path in enumerate(found):
+        try:
+            check_intact(path)
+        except ValueError as error:
+            if place == len(found) - 1:
+                raise
+            other = found[place + 1].name
+            _say_once(f"{error}; reading {other} instead, {'of the last epoch' if other == 'last.pt' else 'the same weights'}")
+        else:
+            return path
+    raise AssertionError

@@ -7,15 +7,27 @@ that compare, export or read settings use these marks, so there are no lists of 
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from tailprop.utils.text import did_you_mean
+from tailprop.utils.text import did_you_mean, excerpt, printable
 
-__all__ = ["absolute_paths", "aliases", "build", "comparable", "config_hash", "differences", "portable", "setting", "to_dict"]
+__all__ = [
+    "absolute_paths",
+    "aliases",
+    "build",
+    "check_numbers",
+    "comparable",
+    "config_hash",
+    "differences",
+    "portable",
+    "setting",
+    "to_dict",
+]
 
 T = TypeVar("T")
 
@@ -69,6 +81,26 @@ def _current_names(kind: type, values: dict[str, Any], where: str) -> dict[str, 
     return values
 
 
+def check_numbers(settings: Any, where: str = "") -> None:
+    """Raise if a number in settings is not finite, or does not fit into 64 bits: no setting means anything then."""
+    if dataclasses.is_dataclass(settings):
+        values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    else:
+        values = settings
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value) or isinstance(value, dict):
+            check_numbers(value, f"{where}{name}.")
+        for item in value if isinstance(value, list | tuple) else [value]:
+            _check_number(item, f"{where}{name}")
+
+
+def _check_number(value: Any, name: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} is too large: {excerpt(value)}")
+
+
 def aliases(kind: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Old and new dotted names of every renamed setting."""
     for f, hint in _fields(kind):
@@ -85,20 +117,20 @@ def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
-            raise ValueError(f"{where} must be a section of settings, got {value!r}")
+            raise ValueError(f"{where} must be a section of settings, got {excerpt(value)}")
         return build(typing.cast(type, hint), value, f"{where}.")
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _convert(next(a for a in args if a is not type(None)), value, where)
     if origin is Literal:
         if value not in args:
-            raise ValueError(f"{where} must be one of {', '.join(map(str, args))}, got {value!r}")
+            raise ValueError(f"{where} must be one of {', '.join(map(str, args))}, got {excerpt(value)}")
         return value
     if origin is tuple:
         return _convert_tuple(args, value, where)
     if origin is dict:
         if not isinstance(value, dict):
-            raise ValueError(f"{where} must be a mapping, got {value!r}")
+            raise ValueError(f"{where} must be a mapping, got {excerpt(value)}")
         return value
     if hint is Any:
         return value
@@ -107,7 +139,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or (args[-1] is not Ellipsis and len(value) != len(args)):
-        raise ValueError(f"{where} must be a list of {'any length' if args[-1] is Ellipsis else len(args)}, got {value!r}")
+        raise ValueError(
+            f"{where} must be a list of {'any length' if args[-1] is Ellipsis else len(args)}, got {excerpt(value)}"
+        )
     kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
     return tuple(_convert(kind, item, where) for kind, item in zip(kinds, value, strict=True))
 
@@ -115,11 +149,21 @@ def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     fits = {bool: bool, int: int, float: (int, float, str), str: str, Path: (str, Path)}[hint]  # YAML reads 5e-4 as text
     if (isinstance(value, bool) and hint is not bool) or not isinstance(value, fits):  # type: ignore[arg-type]
-        raise ValueError(f"{where} must be of type {hint.__name__}, got {value!r}")
+        raise ValueError(f"{where} must be of type {hint.__name__}, got {excerpt(value)}")
+    if isinstance(value, str | Path):
+        _check_text(str(value), hint, where)
     try:
         return hint(value)
-    except ValueError:
-        raise ValueError(f"{where} must be of type {hint.__name__}, got {value!r}") from None
+    except (ValueError, OverflowError):
+        raise ValueError(f"{where} must be of type {hint.__name__}, got {excerpt(value)}") from None
+
+
+def _check_text(value: str, hint: Any, where: str) -> None:
+    """A path must not be empty, which would mean the working directory; text must not control a terminal."""
+    if hint is Path and not value:
+        raise ValueError(f"{where} is empty; name a file or a folder, or leave it out")
+    if printable(value) != value and not any("\ud800" <= c <= "\udfff" for c in value):  # undecodable bytes of a file name
+        raise ValueError(f"{where} has control characters: {excerpt(value)}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

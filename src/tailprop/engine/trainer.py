@@ -20,7 +20,7 @@ from tailprop.engine.learned import learned_values, observe_mixers
 from tailprop.engine.matched import build_matched
 from tailprop.engine.metrics_log import open_metrics_log
 from tailprop.engine.optim import build_schedule
-from tailprop.engine.persistence import Persistence
+from tailprop.engine.persistence import Persistence, advice_on_divergence
 from tailprop.engine.progress import Bar
 from tailprop.engine.resume import LoopState, RunIdentity
 from tailprop.engine.run_folder import RunFolder
@@ -32,7 +32,7 @@ from tailprop.runtime.precision import autocast
 from tailprop.runtime.provenance import provenance
 from tailprop.runtime.rng import seed_process
 from tailprop.runtime.signals import Interrupted, handle_stop_signals
-from tailprop.utils.text import counted
+from tailprop.utils.text import counted, say
 
 __all__ = ["Trainer"]
 
@@ -64,13 +64,15 @@ class Trainer:
     def _run(self) -> list[dict[str, float]]:
         run = self.config.run
         self._on_main(lambda: self.folder.check(self.config))
-        resumed = run.resume and self.folder.last.exists()
-        self._build(resumed)
+        checkpoint = self.folder.checkpoint_to_resume() if run.resume else None
+        self._build(checkpoint is not None)
         self._check_agreement(self.identity.split_hash, "the same dataset; every node needs the same files under --data.root")
-        if resumed:
-            self.loop = self.persistence.restore(self.folder.last, run.seed)
+        if checkpoint is not None:
+            self.loop = self.persistence.restore(checkpoint, run.seed)
             self.counted = self.loop.step
-        self._check_agreement(self.loop.global_step, f"{self.folder.last}; --run.out must be a folder all nodes share")
+        self._check_agreement(
+            self.loop.global_step, f"the same checkpoint in {self.folder.path}; --run.out must be a folder all nodes share"
+        )
         self._on_main(lambda: self.folder.begin(self.config, launch_id()))
         if self.world.is_main:
             self.folder.rewind(self.loop.global_step, len(self.loop.history))
@@ -162,13 +164,9 @@ class Trainer:
         loss = float(self.pending)
         where = f"epoch {self.loop.epoch + 1}, step {self.loop.step}"
         if not math.isfinite(loss):
-            if self.folder.last.exists():
-                advice = "earlier checkpoints are intact: start a new run from their weights (--model.init, another --run.out)"
-            else:
-                advice = "there is no checkpoint yet: restart the run (--run.overwrite)"
             raise ValueError(
                 f"the loss or its gradient became {loss} in {where}{'' if steps == 1 else f' or the {steps - 1} before'}; "
-                f"{advice} with a lower --optim.lr, or check the images of that step"
+                f"{advice_on_divergence(self.folder)} with a lower --optim.lr, or check the images of that step"
             )
         if self.state.overflows:
             raise ValueError(
@@ -232,7 +230,7 @@ class Trainer:
         if evaluated:
             row |= self._evaluate_safely(row)
         loop.history.append(row)
-        improved = evaluated and row[metric] > loop.best.get(metric, -math.inf)
+        improved = evaluated and row[metric] > loop.best.get(metric, -math.inf)  # NaN is never greater
         if improved:
             loop.best = row
         self.persistence.share_broken()
@@ -273,18 +271,18 @@ class Trainer:
         step = self.loop.global_step
         status = ", already finished" if is_finished else f", resumed from step {step}" if step else ""
         d, schedule = self.description, self.schedule
-        print(
+        say(
             f"{self.task.data_summary()}; {d['parameters'] / 1e6:.1f} M parameters, {d['macs'] / 1e9:.2f} GMACs; "
             f"{counted(self.task.sampler.steps, 'step')} per epoch, {counted(self.config.optim.epochs, 'epoch')}, "
             f"peak learning rate {schedule.lr:.2g}; {self.folder.path}{status}",
             flush=True,
         )
         if schedule.warmup_steps > schedule.steps:
-            print(
+            say(
                 f"the warm-up ({schedule.warmup_steps} steps) is longer than the run ({schedule.steps}): the learning rate "
                 f"ends at {100 * schedule.steps / schedule.warmup_steps:.0f} % of its peak; shorten it with "
                 "--optim.warmup-epochs or --optim.warmup-steps",
-                file=sys.stderr,
+                error=True,
             )
 
     def _manifest(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tailprop.runtime.allocator import keep_freed_memory
 from tailprop.runtime.signals import Interrupted
+from tailprop.utils.text import say
 from tailprop.utils.validation import check_at_least
 
 __all__ = [
@@ -193,7 +194,7 @@ def print_main(text: str) -> None:
     """Print a line on standard error, on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         with suppress(OSError):  # the pipe is closed
-            print(text, file=sys.stderr)
+            say(text, error=True)
 
 
 def all_reduce_sum(values: Tensor, device: torch.device) -> Tensor:

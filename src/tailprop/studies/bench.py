@@ -16,7 +16,6 @@ from typing import Any, Literal
 import timm
 import torch
 import torch.nn.functional as F
-from rich.table import Table
 from torch import nn
 
 from tailprop.engine.options import parse_options
@@ -24,6 +23,7 @@ from tailprop.engine.settings import setting
 from tailprop.runtime.provenance import provenance
 from tailprop.tasks import TASKS, find_spec
 from tailprop.tasks.common.bench import check_bench, print_table, time_in_turn, use_cpu, write_rows
+from tailprop.utils.terminal import Table
 from tailprop.utils.validation import check_at_least
 
 PUBLISHED_VHEAT = "vHeat-T (published code)"

@@ -28,6 +28,8 @@ from scipy import fft, ndimage, signal
 from torch import Tensor
 from torchvision.transforms import Compose, ToTensor
 
+from tailprop.data.images import open_image
+
 __all__ = ["CORRUPTIONS", "SEVERITIES", "Corrupt", "check_corruption", "check_severity"]
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
@@ -172,7 +174,7 @@ def jpeg_compression(image: Image.Image, severity: int, _rng: np.random.Generato
     """JPEG at low quality, by Pillow's encoder."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=_at(severity, 25, 18, 15, 10, 7))
-    return Image.open(file).convert("RGB")
+    return open_image(file).convert("RGB")
 
 
 CORRUPTIONS: Final[dict[str, Callable[[Image.Image, int, np.random.Generator], Image.Image]]] = {

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from rich.console import Console
 
 import tailprop
 from tailprop.engine.launch import train
@@ -24,6 +23,7 @@ from tailprop.runtime.distributed import init_distributed
 from tailprop.tasks import find_spec
 from tailprop.tasks.classify.task import ClassifyConfig
 from tailprop.tasks.common.figures import save_figure
+from tailprop.utils.terminal import Console
 from tailprop.utils.validation import check_output_folder
 
 
@@ -55,7 +55,7 @@ def run(demo: Demo) -> None:
     save_figure(draw_operator(), demo.out / "operator.png")
     best = trainer.loop.best
     console.print(
-        f"top-1 [bold]{best['top1']:.1f} %[/] on the held-out digits after epoch {best['epoch']:.0f}, the best of "
+        f"top-1 {best['top1']:.1f} % on the held-out digits after epoch {best['epoch']:.0f}, the best of "
         f"{demo.epochs}; {trainer.loop.seconds:.0f} s of training.",
         soft_wrap=True,
     )

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import nn
 
 from tailprop.engine.config import OptimConfig
@@ -32,6 +30,7 @@ from tailprop.tasks.classify.data import Batch, DataConfig
 from tailprop.tasks.classify.task import Classification, ClassifyConfig
 from tailprop.tasks.common.bench import use_cpu, write_rows
 from tailprop.tasks.common.models import check_model
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.validation import check_at_least
 
 # Steps before a round is timed, so that batches prefetched during the previous round do not count, and the loader does not

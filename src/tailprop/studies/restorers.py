@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from tailprop.backbone.operator import TailPropagation
@@ -30,6 +28,8 @@ from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.figures import draw_curves
 from tailprop.tasks.restore.model import RESTORERS
 from tailprop.tasks.restore.task import Restoration, RestoreConfig
+from tailprop.utils.files import write_json
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.validation import check_choice
 
 NETWORKS: Final = ("tailprop_ir_light", "vheat_ir_light", "waveformer_ir_light", "swinir_light", "dncnn", "identity_ir_light")
@@ -119,7 +119,7 @@ def _train(study: RestorerStudy, name: str, seconds: float, world: World) -> Non
         scales=_scales(trainer.state.model),
         **provenance(),
     )
-    (folder.path / DONE).write_text(json.dumps(row, indent=2) + "\n")
+    write_json(folder.path / DONE, row)
 
 
 def _seconds_per_step(study: RestorerStudy, world: World, rounds: int = 6) -> dict[str, float]:
@@ -128,8 +128,7 @@ def _seconds_per_step(study: RestorerStudy, world: World, rounds: int = 6) -> di
     if not path.exists():
         steps = {name: _step(_config(study, name), world) for name in dict.fromkeys((*NETWORKS, *study.only))}
         took = [{name: step() for name, step in steps.items()} for _ in range(rounds + 1)][1:]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({name: statistics.median(each[name] for each in took) for name in steps}, indent=2) + "\n")
+        write_json(path, {name: statistics.median(each[name] for each in took) for name in steps})
     seconds: dict[str, float] = json.loads(path.read_text())
     if missing := set(study.only) - set(seconds):
         raise ValueError(f"{path} has no step time for {', '.join(sorted(missing))}; delete it, or choose another --runs")

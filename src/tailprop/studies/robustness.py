@@ -15,8 +15,6 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.splits import Contents
@@ -33,6 +31,7 @@ from tailprop.tasks.classify.sources import Source
 from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.classes import deduplicate_names
 from tailprop.tasks.common.options import ComputeOptions
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted
 from tailprop.utils.validation import check_at_least, check_output_file
 

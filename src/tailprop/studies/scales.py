@@ -21,6 +21,7 @@ from tailprop.tasks.classify.data import DataConfig
 from tailprop.tasks.classify.task import ClassifyConfig
 from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.models import check_model
+from tailprop.utils.text import say
 from tailprop.utils.validation import check_at_least, check_choice
 
 TRIALS: dict[str, dict[str, Any]] = {
@@ -77,7 +78,7 @@ def run(study: ScaleStudy) -> None:
         for name in study.only or tuple(TRIALS):
             rows.append(dict(trial=name, seed=seed, **_trial(study, name, seed, **TRIALS[name]), **where))
             write_rows(study.out, rows)
-            print(rows[-1])
+            say(rows[-1])
 
 
 def _trial(

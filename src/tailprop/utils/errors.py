@@ -2,7 +2,12 @@
 
 import re
 
-__all__ = ["dead_loader", "missing_memory"]
+__all__ = ["dead_loader", "first_line", "missing_memory"]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error message, or the kind of the error if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def dead_loader(error: BaseException) -> str | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from tailprop.utils.errors import missing_memory
+from tailprop.utils.errors import dead_loader, missing_memory
 
-__all__ = ["explain_write_errors", "write_atomically", "write_json"]
+__all__ = ["explain_write_errors", "make_folder", "write_atomically", "write_json", "write_text"]
 
 PART = ".part"  # suffix of a file being written; a leftover means that the process died, and can be deleted
 
@@ -23,9 +23,12 @@ PART = ".part"  # suffix of a file being written; a leftover means that the proc
 def write_atomically(path: Path, write: Callable[[Path], object], also: Path | None = None) -> None:
     """Let `write` fill a temporary file, then rename it to `path`: readers see the complete old file or the complete new one.
 
-    For a symbolic link the target is replaced. A device or a pipe, such as /dev/stdout, is written to directly.
-    With `also`, the same file appears under that second path first.
+    For a symbolic link the target is replaced; a link whose target does not exist is refused. A device or a pipe, such as
+    /dev/stdout, is written to directly. With `also`, a copy appears under that second path first.
     """
+    for link in (path, also):
+        if link is not None and link.is_symlink() and not link.exists():
+            raise ValueError(f"{link} is a link to {link.readlink()}, which does not exist; remove the link")
     with explain_write_errors(path):
         if path.exists() and not path.is_file():
             _copy_to_stream(path, write)
@@ -34,13 +37,18 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
 
 
 def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        path,
-        lambda part: part.write_text(
-            json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace"
-        ),
-    )
+    make_folder(path.parent)
+    write_text(path, json.dumps(content, indent=indent, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder for results, with its parents."""
+    with explain_write_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
@@ -49,7 +57,8 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own ways
-        if missing_memory(error) is not None:  # out of memory, not a failed write
+        # Out of memory, or a loader process that died, which PyTorch raises wherever the main process happens to be.
+        if missing_memory(error) is not None or dead_loader(error) is not None:
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         hint = "; free some disk space and try again" if _is_full_disk(error) else ""
@@ -66,12 +75,13 @@ def _is_full_disk(error: Exception) -> bool:
 def _replace(path: Path, write: Callable[[Path], object], also: Path | None) -> None:
     part = path.with_name(path.name + PART)
     try:
+        part.unlink(missing_ok=True)  # a link of that name would be written through
         write(part)
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.chmod(0o666 & ~_umask())  # safetensors creates files that only their owner can read
         if also is not None:
-            _link(part, also.resolve())
+            _copy(part, also.resolve())
         part.replace(path)
     except (OSError, RuntimeError, SafetensorError):
         part.unlink(missing_ok=True)
@@ -95,14 +105,19 @@ def _umask() -> int:
     return mask
 
 
-def _link(part: Path, path: Path) -> None:
+def _copy(part: Path, path: Path) -> None:
+    """A second file with the same content. Not a hard link: damage to one must not be damage to the other."""
     second = path.with_name(path.name + PART)
     second.unlink(missing_ok=True)
     try:
-        second.hardlink_to(part)
-    except OSError:  # a file system without hard links
-        second.write_bytes(part.read_bytes())
-    second.replace(path)
+        shutil.copyfile(part, second)
+        with second.open("rb+") as file:
+            os.fsync(file.fileno())
+        second.chmod(0o666 & ~_umask())
+        second.replace(path)
+    except OSError:
+        second.unlink(missing_ok=True)
+        raise
 
 
 def _sync_folder(folder: Path) -> None:

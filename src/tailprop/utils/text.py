@@ -1,10 +1,17 @@
-"""Text for messages: counts, lists, suggestions, and escaped file names."""
+"""Text for messages: counts, lists, suggestions, and text from outside that is escaped before it is printed."""
 
 import difflib
+import sys
 import unicodedata
 from collections.abc import Sequence
+from typing import Final
 
-__all__ = ["closest", "counted", "did_you_mean", "listed", "printable"]
+__all__ = ["closest", "counted", "did_you_mean", "excerpt", "listed", "printable", "say", "say_lines"]
+
+# Control characters, surrogates, line and paragraph separators: a terminal executes them, or cannot encode them.
+_ESCAPED: Final = ("Cc", "Cs", "Zl", "Zp")
+# Format characters that are part of words in Persian, Indic scripts and emoji; the others reorder or hide text.
+_JOINERS: Final = "\u200c\u200d"
 
 
 def counted(count: int, noun: str) -> str:
@@ -32,5 +39,33 @@ def did_you_mean(name: str, known: Sequence[str], prefix: str = "", otherwise: s
 
 
 def printable(text: str) -> str:
-    """A file name for one line of a terminal: line breaks, control characters and undecodable bytes are escaped."""
-    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
+    """Text from outside for one line of a terminal.
+
+    Line breaks, control characters (a terminal executes them), marks that reorder or hide text, and undecodable bytes are
+    escaped. Escaping twice changes nothing.
+    """
+    return text if text.isascii() and text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    kind = unicodedata.category(character)
+    if kind in _ESCAPED or (kind == "Cf" and character not in _JOINERS):
+        return character.encode("unicode_escape").decode()
+    return character
+
+
+def say(text: object, error: bool = False, flush: bool = False) -> None:
+    """Print a line that may have text from outside in it: file names, class names, values of files."""
+    print(printable(str(text)), file=sys.stderr if error else sys.stdout, flush=flush)
+
+
+def say_lines(text: object) -> None:
+    """Print a report of several lines."""
+    for line in str(text).split("\n"):
+        say(line)
+
+
+def excerpt(value: object, most: int = 40) -> str:
+    """The start of a value for an error message."""
+    text = repr(value) if isinstance(value, str) else str(value)
+    return printable(text if len(text) <= most else f"{text[: most - 3]}...")

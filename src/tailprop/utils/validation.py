@@ -27,12 +27,16 @@ def check_output_file(option: str, path: Path | None) -> None:
         return
     if path.is_dir():
         raise ValueError(f"{option} {path} is a folder; name a file")
+    if path.is_symlink() and not path.exists():
+        raise ValueError(f"{option}: {path} is a link to {path.readlink()}, which does not exist; remove the link")
     check_output_folder(option, path.parent)
 
 
 def check_output_folder(option: str, path: Path) -> None:
     """Raise if `path` cannot be a folder; it need not exist."""
     for at in (path, *path.parents):
+        if at.is_symlink() and not at.exists():
+            raise ValueError(f"{option}: {at} is a link to {at.readlink()}, which does not exist; remove the link")
         if at.exists():
             if not at.is_dir():
                 raise ValueError(f"{option}: {at} is a file; name a folder")

@@ -1,7 +1,10 @@
 """Snapshots read in place: every encoding against pyarrow's reader."""
 
 import io
+import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ from PIL import Image
 
 import tailprop_cli
 from tailprop.data.formats.parquet import Parquet, _paths
-from tailprop.data.formats.parquet_pages import BinaryColumn, _mapped, _unpack, can_read
+from tailprop.data.formats.parquet_guard import check_shards
+from tailprop.data.formats.parquet_pages import BinaryColumn, _opened, _unpack, can_read
 from tests.helpers.folders import folder_recipe, jpeg, make_snapshot
 
 
@@ -69,12 +73,16 @@ def test_null_rows(struct: bool, nullable: bool, empty: float, tmp_path: Path) -
         assert_equal(tmp_path / "a.parquet", write(tmp_path / "a.parquet", rows, struct, nullable, **how))
 
 
-def test_hugging_face_shards_are_not_copied(tmp_path: Path) -> None:
-    """Neither compressed nor encoded: a value is a view of the mapped file itself."""
+def test_hugging_face_shards_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither compressed nor encoded: a value is read from the file by itself."""
     name = write(tmp_path / "a.parquet", values(), compression="none", use_dictionary=False)
-    value = BinaryColumn(tmp_path / "a.parquet", name)[0]
+    column = BinaryColumn(tmp_path / "a.parquet", name)
+    column[0]
+    read: list[int] = []
+    monkeypatch.setattr(_opened(column.file), "read", lambda _at, count: read.append(count) or bytes(count))
+    value = column[0]
     assert value is not None
-    assert type(value.obj).__name__ == "mmap"
+    assert read == [len(value)]
 
 
 def test_unsupported_encodings_are_reported_and_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +147,7 @@ def test_corrupt_bytes_raise_oserror_only(compression: str, dictionary: bool, tm
                 column[row]
             except OSError as error:
                 refused.append(error)
-    _mapped.cache_clear()
+    _opened.cache_clear()
     assert len(refused) > 30
     assert {error.errno for error in refused} == {None}  # none of the operating system
 
@@ -222,6 +230,73 @@ def test_pages_before_a_corrupt_page_are_read(tmp_path: Path) -> None:
     assert bytes(column[3] or b"") == rows[3]
     with pytest.raises(OSError, match=r"b.parquet ends before its row 39"):
         column[39]
+
+
+def test_corrupt_footer_is_refused_by_name_and_ends_no_process(tmp_path: Path) -> None:
+    """pyarrow aborts the process that reads some corrupt footers: the shard is refused before this one reads it."""
+    root = make_snapshot(tmp_path / "data", {"train": [0, 1, 2, 1]}, shards=2, classes=3)
+    shard = root / "train-00001-of-00002.parquet"
+    whole = shard.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    shard.write_bytes(whole[: footer + 18] + b"\x12" + whole[footer + 19 :])  # how often a column is repeated: no such value
+    code = f"from tailprop.data.formats.parquet_guard import _read; _read({str(shard)!r}, ['image'], ['label'])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode < 0
+    with pytest.raises(ValueError, match=r"train-00001-of-00002\.parquet is corrupt \(reading it ends the process\)"):
+        check_shards([root / "train-00000-of-00002.parquet", shard], ["image"], ["label"])
+    with pytest.raises(ValueError, match=r"train-00001-of-00002\.parquet is corrupt"):
+        Parquet(root, "train")
+
+
+def test_shard_that_is_truncated_while_it_is_open(tmp_path: Path) -> None:
+    """A mapped file would end the process with SIGBUS."""
+    name = write(tmp_path / "a.parquet", values(), compression="none", use_dictionary=False)
+    code = f"""
+import os
+from pathlib import Path
+from tailprop.data.formats.parquet_guard import check_shards
+from tailprop.data.formats.parquet_pages import BinaryColumn
+column = BinaryColumn(Path({str(tmp_path / "a.parquet")!r}), {name!r})
+column[0]
+os.truncate({str(tmp_path / "a.parquet")!r}, 0)
+try:
+    column[1]
+except OSError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "a.parquet was truncated while it was read\n"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "null",
+        '{"info": 5}',
+        '{"info": {"features": [1]}}',
+        '{"info": {"features": {"label": 3}}}',
+        "[" * 100_000,
+        "\udcff",
+        "{",
+    ],
+)
+def test_metadata_of_the_wrong_type(metadata: str, tmp_path: Path) -> None:
+    shard = tmp_path / "train-00000-of-00001.parquet"
+    encoded = metadata.encode("utf-8", "surrogateescape")
+    table = pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 1]}).replace_schema_metadata({b"huggingface": encoded})
+    pq.write_table(table, shard)
+    with pytest.raises(ValueError, match=r"train-00000-of-00001\.parquet") as caught:
+        Parquet(tmp_path, "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_class_names_of_the_wrong_type(tmp_path: Path) -> None:
+    for names in (None, 5, [], [1, 2], ["a", None]):
+        feature = {"label": {"_type": "ClassLabel", "names": names}}
+        metadata = {b"huggingface": json.dumps({"info": {"features": feature}}).encode()}
+        table = pa.table({"image": [jpeg(1), jpeg(2)], "label": [0, 1]}).replace_schema_metadata(metadata)
+        pq.write_table(table, tmp_path / "train-00000-of-00001.parquet")
+        with pytest.raises(ValueError, match=r"00001\.parquet: its metadata has no list of class names for"):
+            Parquet(tmp_path, "train")
 
 
 def test_invalid_labels(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_table_csv_and_json_agree(checkpoint: str, tmp_path: Path, capsys: pytes
 def test_best_class_is_bold_and_narrow_terminals_truncate_nothing() -> None:
     prediction = Prediction("folder/" + "x" * 60 + ".png", (ClassScore(0, "tench", 0.75), ClassScore(1, "y" * 40, 0.25)))
     console = Console(width=40, force_terminal=True, color_system="standard", legacy_windows=False)
-    text = predict._render([prediction], "table", console)
+    text = predict._render([prediction], "table", console, escaped=True)
     best, second = (next(line for line in text.splitlines() if figure in line) for figure in ("75.00", "25.00"))
     assert re.search(r"\x1b\[1m *tench", best)
     assert "\x1b[1m" not in second

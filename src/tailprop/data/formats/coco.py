@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeGuard
 
 import numpy as np
@@ -16,14 +16,18 @@ import numpy.typing as npt
 from PIL import Image
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import decode_image
+from tailprop.data.images import decode_image, open_image
 from tailprop.data.packing import Packed
 from tailprop.data.splits import hash_parts
+from tailprop.utils.parsing import parse_json
+from tailprop.utils.text import excerpt
 
 __all__ = ["CocoImage", "CocoSet", "area_of", "decode_counts", "decode_masks", "encode_mask", "read_coco"]
 
 LARGEST_PX: Final = 100_000  # side of an image
+LONGEST_BITS: Final = 60  # of a run length; longer numbers would take quadratic time to read
 FAR: Final = 4  # times the longer side of the image; polygons beyond it are invalid, pycocotools would run out of memory
+LARGEST_ID: Final = 2**53  # of whole numbers; programs that keep them as floats cannot tell larger ones apart
 BOUND: Final = 1e9  # largest absolute coordinate of a box
 
 
@@ -140,10 +144,7 @@ def _objects(
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"no annotation file {path}; set its folder with --data.root")
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid json ({error}); it may be truncated") from None
+    content = parse_json(path.read_bytes(), path)
     missing = [name for name in ("images", "annotations", "categories") if not isinstance(_get(content, name), list)]
     if missing:
         raise ValueError(f"{path} is not in COCO's format: it has no list of {', '.join(missing)}")
@@ -155,8 +156,9 @@ def _get(content: Any, name: str) -> Any:
 
 
 def _is_whole(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer; some programs write 7.0 for 7."""
-    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
+    """Whether a value is an integer; some programs write 7.0 for 7. Larger ones do not survive COCO's tools."""
+    is_whole = (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
+    return is_whole and abs(value) <= LARGEST_ID
 
 
 def _categories(entries: list[Any], path: Path) -> dict[int, str]:
@@ -164,10 +166,10 @@ def _categories(entries: list[Any], path: Path) -> dict[int, str]:
     for number, entry in enumerate(entries):
         key = _get(entry, "id")
         if not _is_whole(key):
-            raise ValueError(f"{path}, category number {number}: its id is {_short(key)}, not an integer")
+            raise ValueError(f"{path}, category number {number}: its id is {excerpt(key)}, not an integer")
         name = entry.get("name", str(key))
         if not isinstance(name, str) or len(name.splitlines()) != 1:
-            raise ValueError(f"{path}, category {key}: its name is {_short(repr(name))}, not a single line of text")
+            raise ValueError(f"{path}, category {key}: its name is {excerpt(name)}, not a single line of text")
         if key in names or name in names.values():
             raise ValueError(f"{path} has two categories with the {f'id {key}' if key in names else f'name {name!r}'}")
         names[int(key)] = name
@@ -195,12 +197,14 @@ def _image_error(entry: Any) -> str | None:
     if not all(_get(entry, key) is not None for key in ("id", "file_name", "width", "height")):
         return "its entry lacks id, file_name, width or height"
     if not isinstance(entry["file_name"], str):
-        return f"its file_name is {_short(entry['file_name'])}, not text"
+        return f"its file_name is {excerpt(entry['file_name'])}, not text"
+    if PurePosixPath(entry["file_name"]).is_absolute() or ".." in PurePosixPath(entry["file_name"]).parts:
+        return "its file_name leaves the image folder; write it relative to that folder, or choose another folder"
     if not _is_whole(entry["id"]):
-        return f"its id is {_short(repr(entry['id']))}, not an integer"
+        return f"its id is {excerpt(entry['id'])}, not an integer"
     sides = (entry["width"], entry["height"])
     if not all(_is_whole(side) and 1 <= side <= LARGEST_PX for side in sides):
-        return f"its size is invalid: {_short(f'{sides[0]}x{sides[1]}')}"
+        return f"its size is invalid: {excerpt(f'{sides[0]}x{sides[1]}')}"
     return None
 
 
@@ -211,17 +215,17 @@ def _is_there(name: str, present: set[str], folder: Path) -> bool:
 def _annotation_error(annotation: Any, images: dict[int, dict[str, Any]], categories: dict[int, str]) -> str | None:
     """What is wrong with an annotation; None if it is valid. An empty box is valid: it is just not used in training."""
     if not isinstance(annotation, dict):
-        return f"it is {_short(annotation)}, not an object with keys"
+        return f"it is {excerpt(annotation)}, not an object with keys"
     image, category = annotation.get("image_id"), annotation.get("category_id")
     if not _is_whole(image) or image not in images:
-        return f"its image {_short(image)} is not in the file"
+        return f"its image {excerpt(image)} is not in the file"
     if not _is_whole(category) or category not in categories:
-        return f"its category {_short(category)} is not among the {len(categories)} categories of the file"
+        return f"its category {excerpt(category)} is not among the {len(categories)} categories of the file"
     if annotation.get("iscrowd", 0) not in (0, 1):
-        return f"its iscrowd is {_short(annotation['iscrowd'])}, not 0 or 1"
+        return f"its iscrowd is {excerpt(annotation['iscrowd'])}, not 0 or 1"
     box = annotation.get("bbox")
     if not _are_numbers(box, BOUND) or len(box) != 4:
-        return f"its box is {_short(box)}, not x, y, width, height"
+        return f"its box is {excerpt(box)}, not x, y, width, height"
     return _shape_error(annotation.get("segmentation"), images[image])
 
 
@@ -240,7 +244,7 @@ def _shape_error(shape: Any, image: dict[str, Any]) -> str | None:
             return "it has no polygon"
         far = FAR * max(image["width"], image["height"])
         bad = next((p for p in shape if not _are_numbers(p, far) or len(p) < 6 or len(p) % 2), None)
-        return None if bad is None else f"its polygon is invalid: {_short(bad)}"
+        return None if bad is None else f"its polygon is invalid: {excerpt(bad)}"
     if isinstance(shape, dict):
         return _runs_error(shape, image)
     return "it has no segmentation, and Mask R-CNN needs masks"
@@ -249,10 +253,10 @@ def _shape_error(shape: Any, image: dict[str, Any]) -> str | None:
 def _runs_error(runs: dict[str, Any], image: dict[str, Any]) -> str | None:
     size, counts = runs.get("size"), runs.get("counts")
     if size != [image["height"], image["width"]] or not all(isinstance(side, int) for side in size):
-        return f"its RLE has size {_short(size)}, the image is {[image['height'], image['width']]}"
+        return f"its RLE has size {excerpt(size)}, the image is {[image['height'], image['width']]}"
     lengths = decode_counts(counts) if isinstance(counts, str) else counts
     if not isinstance(lengths, list):
-        return "its RLE has no counts" if counts is None else f"its RLE is corrupt: {_short(counts)}"
+        return "its RLE has no counts" if counts is None else f"its RLE is corrupt: {excerpt(counts)}"
     if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != image["height"] * image["width"]:
         return "its RLE counts do not add up to the size of the image"
     return None
@@ -273,6 +277,8 @@ def decode_counts(text: str) -> list[int] | None:
             return None
         number |= (group & 31) << shift
         shift += 5
+        if shift > LONGEST_BITS:
+            return None
         if group & 32:
             continue
         if group & 16:
@@ -280,11 +286,6 @@ def decode_counts(text: str) -> list[int] | None:
         lengths.append(number + (lengths[-2] if len(lengths) > 2 else 0))
         number = shift = 0
     return lengths if shift == 0 else None
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _to_rle(shape: Any, width: int, height: int) -> Any:
@@ -328,7 +329,7 @@ def area_of(annotation: dict[str, Any], width: int, height: int) -> float:
 
 def read_annotated(image: CocoImage) -> Image.Image:
     """The image in the orientation of its annotations: EXIF-transposed, or as stored if only that has the annotated size."""
-    with Image.open(image.path) as file:
+    with open_image(image.path) as file:
         stored = file.size
         pil_image = decode_image(file, "RGB")
         wanted = (image.width, image.height)

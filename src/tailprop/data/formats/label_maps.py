@@ -16,8 +16,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import decode_image, describe_error, is_image
+from tailprop.data.images import decode_image, describe_error, is_image, open_image
 from tailprop.data.splits import hash_parts
+from tailprop.utils.parsing import read_text
 
 __all__ = ["ADE20K", "IGNORE", "ClassList", "LabelSet", "Labelled", "find_classes", "read_labelled", "read_labels", "read_pair"]
 
@@ -113,9 +114,9 @@ def read_classes(path: Path) -> ClassList:
     if not path.is_file():
         raise ValueError(f"no list of classes {path}")
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a text file; a list of classes has one name per line") from None
+        lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    except ValueError as error:
+        raise ValueError(f"{error}; a list of classes has one name per line") from None
     first_label = 0
     header = lines[0].split("\t") if lines else []
     if len(header) > 1 and header[-1] == "Name":
@@ -142,7 +143,7 @@ def _first_label(path: Path, labels: Sequence[str]) -> int:
 
 def read_labels(path: Path, num_classes: int, first_label: int) -> Labels:
     """A label map as class indices from 0 on and IGNORE, (H, W); raises ValueError for a value that is not a class."""
-    with Image.open(path) as file:
+    with open_image(path) as file:
         if file.mode not in MODES:
             raise ValueError(f"its mode is {file.mode}, but a label map has one value per pixel")
         step = _gray_step(file)
@@ -182,7 +183,7 @@ def read_pair(pair: Labelled, num_classes: int, first_label: int) -> tuple[Image
 
 def _read_as_labelled(path: Path, size: tuple[int, int]) -> Image.Image:
     """The image EXIF-transposed, or as stored if only that has the size of the label map."""
-    with Image.open(path) as file:
+    with open_image(path) as file:
         stored = file.size
         image = decode_image(file, "RGB")
         return file.convert("RGB") if image.size != size and stored == size else image

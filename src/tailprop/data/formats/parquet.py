@@ -1,6 +1,6 @@
 """Image snapshots of Hugging Face: parquet shards with a column of images and one of labels, read in place.
 
-Nothing is copied: shards are mapped into memory (see `parquet_pages`). Only shards in an unusual encoding, or with `unpack`,
+Nothing is copied to disk (see `parquet_pages`). Only shards in an unusual encoding, or with `unpack`,
 are read through the `datasets` library, which unpacks them once into its cache.
 """
 
@@ -15,9 +15,12 @@ from typing import Any, Final, Protocol
 import numpy as np
 from PIL import Image
 
+from tailprop.data.formats.parquet_guard import check_shards
 from tailprop.data.formats.parquet_pages import BinaryColumn, can_read
+from tailprop.data.images import open_image
 from tailprop.data.splits import SPLITS, Contents, existing_folder, numbered_classes
 from tailprop.runtime.distributed import print_main
+from tailprop.utils.parsing import parse_json
 
 __all__ = ["Parquet"]
 
@@ -46,13 +49,12 @@ class Parquet:
     """
 
     def __init__(self, root: Path, split: str, cache: Path | None = None, unpack: bool = False) -> None:
-        import datasets
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         self.shards = _find_shards(existing_folder(root), split)
+        check_shards(self.shards, _IMAGES, _LABELS)
         schemas = _check_shards(self.shards)
-        features = datasets.Features.from_arrow_schema(schemas[0])
         self.image, label = _columns(schemas, self.shards)
         field = schemas[0].field(self.image).type
         self.bytes_name = f"{self.image}.bytes" if pa.types.is_struct(field) else self.image
@@ -62,8 +64,8 @@ class Parquet:
         self.labels = self._read_labels(label).to_numpy()
         if len(self.labels) == 0:
             raise ValueError(f"no images for {split} under {root}: its shards are empty")
-        kind = features[label]
-        self.classes = tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else numbered_classes(self.labels, self.name)
+        names = _class_names(schemas[0], label, self.shards[0])
+        self.classes = names or numbered_classes(self.labels, self.name)
 
     def _open(self, split: str, cache: Path | None) -> list[Encoded]:
         odd = next((shard for shard in self.shards if not can_read(shard, self.bytes_name)), None)
@@ -102,7 +104,7 @@ class Parquet:
         encoded = self._encoded(index)
         if encoded is None:
             raise OSError("the row has no image")
-        return Image.open(io.BytesIO(encoded))
+        return open_image(io.BytesIO(encoded))
 
     def _encoded(self, index: int) -> Any:
         which = bisect_right(self.starts, index) - 1
@@ -153,6 +155,26 @@ def _check_shards(shards: Sequence[Path]) -> list[Any]:
 
 def _corrupt(shard: Path, error: Exception) -> ValueError:
     return ValueError(f"{shard} is corrupt ({str(error).splitlines()[0]}); download it again")
+
+
+def _class_names(schema: Any, label: str, shard: Path) -> tuple[str, ...]:
+    """The class names in the metadata that `datasets` writes; none if the labels are plain numbers."""
+    described = (schema.metadata or {}).get(b"huggingface")
+    if described is None:
+        return ()
+    found = parse_json(described, f"the metadata of {shard}")
+    for key in ("info", "features", label):
+        found = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        raise ValueError(f"{shard}: its metadata does not describe the column {label}; write it again with `datasets`")
+    if found.get("_type") != "ClassLabel":
+        return ()
+    names = found.get("names")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"{shard}: its metadata has no list of class names for the column {label}; write it again with `datasets`"
+        )
+    return tuple(names)
 
 
 def _columns(schemas: Sequence[Any], shards: Sequence[Path]) -> tuple[str, str]:

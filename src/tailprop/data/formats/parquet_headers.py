@@ -3,7 +3,7 @@
 The format: https://parquet.apache.org/docs/file-format and https://github.com/apache/thrift/blob/master/doc/specs.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 __all__ = ["DATA", "DATA_V2", "DICTIONARY", "Page", "read_header", "varint"]
 
@@ -11,6 +11,12 @@ DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # page types
 _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, 12  # field types
 _DEEPEST: Final = 8  # nesting of structs; a corrupt file must not recurse further
 _BITS: Final = 63  # of the largest integer
+
+
+class Bytes(Protocol):
+    """Bytes in memory or in a file."""
+
+    def __getitem__(self, key: int, /) -> int: ...
 
 
 class Page(NamedTuple):
@@ -26,7 +32,7 @@ class Page(NamedTuple):
     is_packed: bool
 
 
-def read_header(data: memoryview, at: int) -> tuple[Page, int]:
+def read_header(data: Bytes, at: int) -> tuple[Page, int]:
     """The page whose header starts at an offset, and where the header ends; raises OSError if it is corrupt."""
     page: Page | None
     try:
@@ -51,7 +57,7 @@ def _page(header: dict[int, Any], offset: int) -> Page:
     return Page(kind, about.get(1, 0), about.get(2, 0), offset, size, unpacked, 0, True)
 
 
-def _struct(data: memoryview, at: int, depth: int) -> tuple[dict[int, Any], int]:
+def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
     """The fields of a struct by their numbers, and where it ends."""
     if depth > _DEEPEST:
         raise KeyError("too deep")
@@ -67,7 +73,7 @@ def _struct(data: memoryview, at: int, depth: int) -> tuple[dict[int, Any], int]
     return fields, at + 1
 
 
-def _field(data: memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
+def _field(data: Bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind in (_TRUE, _FALSE):
         return kind == _TRUE, at
     if kind in _INTEGERS:
@@ -80,7 +86,7 @@ def _field(data: memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
     return None, at + {_BYTE: 1, _DOUBLE: 8}[kind]
 
 
-def varint(data: memoryview, at: int) -> tuple[int, int]:
+def varint(data: Bytes, at: int) -> tuple[int, int]:
     """An integer with seven bits in each byte, the lowest first, and where it ends."""
     value = shift = 0
     while True:
@@ -93,6 +99,6 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _zigzag(data: memoryview, at: int) -> tuple[int, int]:
+def _zigzag(data: Bytes, at: int) -> tuple[int, int]:
     value, at = varint(data, at)
     return (value >> 1) ^ -(value & 1), at

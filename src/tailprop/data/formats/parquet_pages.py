@@ -2,7 +2,7 @@
 
 Libraries read parquet by row groups: a hundred images or more are decompressed to read one. So snapshots are usually unpacked
 once, as a whole, which for ImageNet takes another 140 GB of disk and the time to write them. But a row group is a sequence of
-pages, and the header of each has its number of values. Here the file is mapped into memory, the headers of a group are read
+pages, and the header of each has its number of values. Here the headers of a group are read
 once, at its first access, and then a value costs only its page: for an uncompressed page, as in recent snapshots, just its own
 bytes; for a compressed one the whole page is decompressed, and some writers put a whole group into one page.
 
@@ -10,14 +10,14 @@ The format: https://parquet.apache.org/docs/file-format. Supported are flat bina
 dictionary encoding, data pages of both versions, and the codecs of pyarrow. `can_read` checks whether a file is supported.
 """
 
-import mmap
+import os
 import resource
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 
@@ -36,7 +36,9 @@ _CODECS: Final = {
 _ENCODINGS: Final = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # of values and levels
 _PLAIN, _INDEXED = 0, (2, 8)  # encodings of values
 _ALLOWED = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-_MAPS: Final = 512 if _ALLOWED == resource.RLIM_INFINITY else min(512, _ALLOWED // 2)  # files kept open at a time
+_BLOCK: Final = 4096
+_LARGEST_PAGE: Final = 2**31 - 1  # bytes; a size has 32 bits
+_OPEN: Final = 512 if _ALLOWED == resource.RLIM_INFINITY else min(512, _ALLOWED // 2)  # files kept open at a time
 
 
 class File(NamedTuple):
@@ -46,6 +48,60 @@ class File(NamedTuple):
     inode: int
     size: int
     changed_ns: int
+
+
+class Region:
+    """A part of a file, read when it is needed; like a memoryview, a slice is clamped to it.
+
+    It is not mapped into memory: a file that is truncated while it is mapped ends the process with SIGBUS.
+    """
+
+    def __init__(self, file: "_Opened", start: int, end: int) -> None:
+        self.file, self.start, self.end = file, start, max(start, min(end, file.size))
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    @overload
+    def __getitem__(self, key: int) -> int: ...
+    @overload
+    def __getitem__(self, key: slice) -> memoryview: ...
+    def __getitem__(self, key: int | slice) -> int | memoryview:
+        if isinstance(key, slice):
+            begin, end, _ = key.indices(len(self))
+            return memoryview(self.file.read(self.start + begin, max(0, end - begin)))
+        if not 0 <= key < len(self):
+            raise IndexError(key)
+        return self.file.byte(self.start + key)
+
+
+class _Opened:
+    """An open file, with the block of the last single byte that was read: headers are read byte by byte."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.name, self.size = path.name, size
+        self.descriptor = os.open(path, os.O_RDONLY)
+        self.block, self.block_at = b"", 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+    def read(self, at: int, count: int) -> bytes:
+        data = os.pread(self.descriptor, count, at)
+        if len(data) < count:
+            raise OSError(f"{self.name} was truncated while it was read")
+        return data
+
+    def byte(self, at: int) -> int:
+        block, block_at = self.block, self.block_at
+        if not block_at <= at < block_at + len(block):
+            block, block_at = self.read(at, min(_BLOCK, self.size - at)), at
+            self.block, self.block_at = block, block_at
+        return block[at - block_at]
+
+
+Bytes = memoryview | Region
 
 
 class Chunk(NamedTuple):
@@ -115,7 +171,7 @@ class BinaryColumn:
         """First rows of the data pages, the pages, and the dictionary if there is one."""
         pages: list[Page] = []
         try:
-            for page in _pages(_mapped(self.file), chunk):
+            for page in _pages(_region(self.file), chunk):
                 pages.append(page)  # one by one: those before a corrupt page are usable
         except OSError:
             if not pages:
@@ -126,7 +182,7 @@ class BinaryColumn:
     def _value(
         self, key: tuple[int, int], page: Page, dictionary: Page | None, row: int, codec: str | None
     ) -> memoryview | None:
-        body = _body(self.file, page, codec)
+        body: Bytes = _body(self.file, page, codec)
         if key not in self.layouts:
             self.layouts[key] = _lay_out(body, page, self.depth)
         layout = self.layouts[key]
@@ -143,7 +199,7 @@ class BinaryColumn:
             self.layouts[entries] = Layout(None, _walk(body, 0, dictionary.rows), None)
         return self._cut(self.layouts[entries], body, int(layout.indices[place]))
 
-    def _cut(self, layout: Layout, body: memoryview, place: int) -> memoryview:
+    def _cut(self, layout: Layout, body: Bytes, place: int) -> memoryview:
         if place + 1 >= len(layout.ends):
             raise OSError(f"a page of {self.path.name} is corrupt")
         return body[layout.ends[place] + 4 : layout.ends[place + 1]]
@@ -188,13 +244,16 @@ def _identity(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-@lru_cache(_MAPS)
-def _mapped(file: File) -> memoryview:
-    with file.path.open("rb") as opened:
-        return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+@lru_cache(_OPEN)
+def _opened(file: File) -> _Opened:
+    return _Opened(file.path, file.size)
 
 
-def _pages(file: memoryview, chunk: Chunk) -> Iterator[Page]:
+def _region(file: File, start: int = 0, end: int | None = None) -> Region:
+    return Region(_opened(file), start, file.size if end is None else end)
+
+
+def _pages(file: Region, chunk: Chunk) -> Iterator[Page]:
     at, rows = chunk.offset, 0
     while rows < chunk.rows and at < chunk.end:
         page, at = read_header(file, at)
@@ -208,14 +267,15 @@ def _pages(file: memoryview, chunk: Chunk) -> Iterator[Page]:
 
 def _fits(page: Page, chunk: Chunk) -> bool:
     """Whether the sizes in a page header are within its column: memory is allocated by them."""
-    sizes_fit = page.size >= 0 and 0 <= (page.levels or 0) <= page.unpacked_size <= chunk.unpacked_size
-    most = page.unpacked_size // 4 if page.kind == DICTIONARY else chunk.rows  # a dictionary may have more entries than rows
+    unpacked = page.unpacked_size
+    sizes_fit = page.size >= 0 and 0 <= (page.levels or 0) <= unpacked <= min(chunk.unpacked_size, _LARGEST_PAGE)
+    most = unpacked // 4 if page.kind == DICTIONARY else chunk.rows  # a dictionary may have more entries than rows
     return sizes_fit and 0 <= page.rows <= most
 
 
-def _body(file: File, page: Page, codec: str | None) -> memoryview:
+def _body(file: File, page: Page, codec: str | None) -> Bytes:
     if codec is None or not page.is_packed:
-        return _mapped(file)[page.offset : page.offset + page.size]
+        return _region(file, page.offset, page.offset + page.size)
     return _unpack(file, page, codec)
 
 
@@ -223,8 +283,7 @@ def _body(file: File, page: Page, codec: str | None) -> memoryview:
 def _unpack(file: File, page: Page, codec: str) -> memoryview:
     import pyarrow as pa
 
-    body = _mapped(file)[page.offset : page.offset + page.size]
-
+    body = _region(file)[page.offset : page.offset + page.size]
     bare = page.levels or 0
     try:
         unpacked = memoryview(pa.decompress(body[bare:], page.unpacked_size - bare, codec=codec)).cast(
@@ -239,7 +298,7 @@ def _unpack(file: File, page: Page, codec: str) -> memoryview:
     return memoryview(b"".join([body[:bare], unpacked]))
 
 
-def _lay_out(body: memoryview, page: Page, depth: int) -> Layout:
+def _lay_out(body: Bytes, page: Page, depth: int) -> Layout:
     """Decode the definition levels, which mark null rows, and find the positions of the values."""
     first, places, count = page.levels or 0, None, page.rows
     if depth > 0:
@@ -262,7 +321,7 @@ def _lay_out(body: memoryview, page: Page, depth: int) -> Layout:
     return Layout(places, array("q"), _hybrid(body[first + 1 :], body[first], count))
 
 
-def _walk(body: memoryview, first: int, count: int) -> "array[int]":
+def _walk(body: Bytes, first: int, count: int) -> "array[int]":
     found, end = array("q", [first]), len(body)
     while found[-1] + 4 <= end and len(found) <= count:
         found.append(found[-1] + 4 + int.from_bytes(body[found[-1] : found[-1] + 4], "little"))

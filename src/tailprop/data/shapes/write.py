@@ -14,12 +14,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 from rich.progress import track
 
 from tailprop.data.formats.coco import encode_mask
 from tailprop.data.shapes.render import SHAPES, Scene, SceneConfig, make_scene
-from tailprop.utils.files import write_atomically
+from tailprop.utils.files import explain_write_errors, make_folder, write_json, write_text
+from tailprop.utils.terminal import Console
+from tailprop.utils.text import say
 
 __all__ = [
     "FORMATS",
@@ -49,10 +50,9 @@ def write_scenes(out: Path, style: Style, config: SceneConfig, train: int, val: 
         raise ValueError("a scene without shapes has no label; parquet needs at least one shape in every scene (objects)")
     note, wanted = out / "scenes.json", _describe(style, config, train, val)
     _check_same_scenes(out, _read_note(note), wanted)
-    out.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(wanted | {"begun": True}))
+    write_json(note, wanted | {"begun": True}, indent=None)
     _WRITERS[style](out, config, train, val)
-    write_atomically(note, lambda part: part.write_text(json.dumps(wanted)))
+    write_json(note, wanted, indent=None)
 
 
 def _check_same_scenes(out: Path, known: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
@@ -85,10 +85,15 @@ def _scenes(config: SceneConfig, first: int, count: int) -> Iterator[tuple[int, 
 
 def write_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
     for split, first, count in (("train2017", 0, train), ("val2017", train, val)):
-        (out / split).mkdir(parents=True, exist_ok=True)
+        make_folder(out / split)
         content = _coco_split(out / split, config, first, count)
-        (out / "annotations").mkdir(exist_ok=True)
-        (out / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+        write_json(out / "annotations" / f"instances_{split}.json", content, indent=None)
+
+
+def _save(path: Path, pixels: np.ndarray) -> None:
+    """Not atomically, which would wait for the disk at every image: scenes.json says whether they are complete."""
+    with explain_write_errors(path):
+        Image.fromarray(pixels).save(path, quality=QUALITY)
 
 
 def ensure_coco(out: Path, config: SceneConfig, train: int, val: int) -> None:
@@ -105,7 +110,7 @@ def _ensure(out: Path, style: Style, config: SceneConfig, train: int, val: int) 
     if _read_note(out / "scenes.json") == _describe(style, config, train, val):
         return
     _check_same_scenes(out, _read_note(out / "scenes.json"), _describe(style, config, train, val))
-    print(f"generating {train + val} scenes in {out}", flush=True)
+    say(f"generating {train + val} scenes in {out}", flush=True)
     write_scenes(out, style, config, train, val)
 
 
@@ -114,7 +119,7 @@ def _coco_split(folder: Path, config: SceneConfig, first: int, count: int) -> di
     annotations: list[dict[str, Any]] = []
     for index, scene in _scenes(config, first, count):
         name, image_id = f"{index + 1:012d}.jpg", index + 1
-        Image.fromarray(scene.image).save(folder / name, quality=QUALITY)
+        _save(folder / name, scene.image)
         images.append(dict(id=image_id, file_name=name, width=config.size_px, height=config.size_px))
         for instance in scene.instances:
             y, x = instance.mask.nonzero()
@@ -141,11 +146,11 @@ def write_ade20k(out: Path, config: SceneConfig, train: int, val: int) -> None:
     seen = {split: np.zeros_like(pixels) for split in ("training", "validation")}
     for split, short, first, count in (("training", "train", 0, train), ("validation", "val", train, val)):
         for kind in ("images", "annotations"):
-            (out / kind / split).mkdir(parents=True, exist_ok=True)
+            make_folder(out / kind / split)
         for number, (_, scene) in enumerate(_scenes(config, first, count), start=1):
             name, labels = f"ADE_{short}_{number:08d}", scene.labels()
-            Image.fromarray(scene.image).save(out / "images" / split / f"{name}.jpg", quality=QUALITY)
-            Image.fromarray(labels).save(out / "annotations" / split / f"{name}.png")
+            _save(out / "images" / split / f"{name}.jpg", scene.image)
+            _save(out / "annotations" / split / f"{name}.png", labels)
             counts = np.bincount(labels.ravel(), minlength=len(pixels))
             pixels += counts
             seen[split] += counts > 0
@@ -153,13 +158,13 @@ def write_ade20k(out: Path, config: SceneConfig, train: int, val: int) -> None:
     for index, name in enumerate(("ground", *SHAPES), start=1):
         share = pixels[index] / max(1, pixels.sum())
         rows.append(f"{index}\t{share:.4f}\t{seen['training'][index]}\t{seen['validation'][index]}\t{int(index == 1)}\t{name}")
-    (out / "objectInfo150.txt").write_text("\n".join(rows) + "\n")
+    write_text(out / "objectInfo150.txt", "\n".join(rows) + "\n")
 
 
 def write_parquet(out: Path, config: SceneConfig, train: int, val: int) -> None:
     import datasets
 
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=list(SHAPES)))
     for split, first, count in (("train", 0, train), ("validation", train, val)):
         shards = max(1, -(-count // SHARD))
@@ -168,7 +173,9 @@ def write_parquet(out: Path, config: SceneConfig, train: int, val: int) -> None:
             scenes = [scene for _, scene in _scenes(config, begin, end - begin)]
             rows = [dict(image=dict(bytes=_jpeg(scene), path=None), label=_main_label(scene)) for scene in scenes]
             data = datasets.Dataset.from_list(rows, features=features)
-            data.to_parquet(out / f"{split}-{shard:05d}-of-{shards:05d}.parquet")
+            path = out / f"{split}-{shard:05d}-of-{shards:05d}.parquet"
+            with explain_write_errors(path):
+                data.to_parquet(path)
 
 
 def _jpeg(scene: Scene) -> bytes:

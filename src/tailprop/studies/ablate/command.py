@@ -6,7 +6,6 @@ DIR/summary.csv, summary.md     mean, spread and paired differences of the varia
 DIR/curves.png, learned.png     metrics, lengths and mixing weights by epoch
 """
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.markdown import Markdown
 
 from tailprop.engine.run_folder import RunFolder
@@ -26,6 +24,8 @@ from tailprop.studies.ablate.rows import Row, done_rows, read_rows, row_of, save
 from tailprop.studies.ablate.runner import Runner, machine_for
 from tailprop.studies.ablate.study import Run, find_study, plan_runs, read_study
 from tailprop.studies.ablate.summary import write_summary
+from tailprop.utils.terminal import Console
+from tailprop.utils.text import say
 from tailprop.utils.validation import check_at_least, check_output_folder
 
 _BETWEEN_FIGURES = 60.0  # seconds
@@ -67,7 +67,7 @@ def run(options: Ablate) -> int:
         print_plan(runs, table.done, machine)
         return 0
     with _locked(options.out):
-        print(f"{len(runs)} runs, {len(table.done)} done, {len(todo)} to do, {machine}; {options.out}", flush=True)
+        say(f"{len(runs)} runs, {len(table.done)} done, {len(todo)} to do, {machine}; {options.out}", flush=True)
         runner = Runner(todo, machine, table.add)
         try:
             runner.run()
@@ -134,6 +134,6 @@ def _report(out: Path, failures: dict[str, str]) -> None:
     summary = out / "summary.md"
     if summary.exists():
         Console().print(Markdown(summary.read_text()))
-        print(f"written: {', '.join(str(out / name) for name in ('rows.csv', 'summary.csv', 'summary.md'))}")
+        say(f"written: {', '.join(str(out / name) for name in ('rows.csv', 'summary.csv', 'summary.md'))}")
     for name, line in failures.items():
-        print(f"tailprop: {name} failed: {line}", file=sys.stderr)
+        say(f"tailprop: {name} failed: {line}", error=True)

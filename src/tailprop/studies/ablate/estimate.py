@@ -8,9 +8,6 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.console import Console
-from rich.table import Table
-
 from tailprop.engine.optim import build_schedule
 from tailprop.engine.train_state import TrainState
 from tailprop.runtime.distributed import init_distributed
@@ -18,6 +15,8 @@ from tailprop.studies.ablate.rows import Row
 from tailprop.studies.ablate.runner import Machine
 from tailprop.studies.ablate.study import Run
 from tailprop.tasks import find_spec
+from tailprop.utils.terminal import Console, Table
+from tailprop.utils.text import say
 
 __all__ = ["print_plan"]
 
@@ -41,11 +40,11 @@ def print_plan(runs: Sequence[Run], done: dict[str, Row], machine: Machine) -> N
             table.add_row(recipe, variant, str(len(mine)), str(len(mine) - todo), str(todo), each)
     Console().print(table)
     todo = sum(run.name not in done for run in runs)
-    print(f"{len(runs)} runs, {len(runs) - todo} done, {todo} to do, {machine}")
+    say(f"{len(runs)} runs, {len(runs) - todo} done, {todo} to do, {machine}")
     if todo:
-        print(f"about {total / machine.jobs / 60:.1f} minutes of training, without evaluation and start-up; estimated from:")
+        say(f"about {total / machine.jobs / 60:.1f} minutes of training, without evaluation and start-up; estimated from:")
         for recipe, source in sources.items():
-            print(f"  {recipe}: {source or 'nothing to do'}")
+            say(f"  {recipe}: {source or 'nothing to do'}")
 
 
 def _seconds(runs: Sequence[Run], done: dict[str, Row]) -> tuple[dict[str, float], str]:

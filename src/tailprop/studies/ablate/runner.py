@@ -12,7 +12,6 @@ from typing import IO
 
 import torch
 import yaml
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from tailprop.engine.run_folder import RunFolder
@@ -20,6 +19,7 @@ from tailprop.engine.settings import to_dict
 from tailprop.runtime.signals import Interrupted, handle_stop_signals
 from tailprop.studies.ablate.study import Run
 from tailprop.utils.files import write_atomically
+from tailprop.utils.terminal import Console
 
 __all__ = ["LOG", "Machine", "Runner", "machine_for"]
 

@@ -6,9 +6,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.loader import create_loader
@@ -25,8 +22,9 @@ from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.common.overlap import count_training_contents, describe_overlap
 from tailprop.tasks.common.predictor import progress_bar
-from tailprop.utils.files import write_json
-from tailprop.utils.text import counted, printable
+from tailprop.utils.files import make_folder, write_json
+from tailprop.utils.terminal import Console, Table
+from tailprop.utils.text import counted, say
 from tailprop.utils.validation import check_at_least, check_output_file, check_output_folder
 
 __all__ = ["ClassifyEval", "DataChoice", "align_source", "evaluate_on", "run"]
@@ -115,7 +113,7 @@ def run(options: ClassifyEval) -> None:
             _print(classifier, data, result, overlap)
             if isinstance(source, Folder) and source.share is not None:
                 part = _describe_part(options.split, source.share, classifier.settings.data.held_out)
-                print(f"{data.root} has no splits: {part}")
+                say(f"{data.root} has no splits: {part}")
             _write(options, classifier, data, source, result, overlap)
 
 
@@ -193,12 +191,12 @@ def _print(classifier: ImageClassifier, data: DataConfig, result: Accuracy, over
         classes = Table("class", "images", "precision, %", "recall, %")
         for name, row in zip(classifier.names, result.by_class, strict=True):
             shown = ("-" if value is None else f"{value:.1f}" for value in (row.precision, row.recall))
-            classes.add_row(Text(printable(name)), str(row.count), *shown)
+            classes.add_row(name, str(row.count), *shown)
         console.print(classes)
     if result.broken:
-        print(f"{counted(len(result.broken), 'broken image')} skipped, the first: {result.broken[0]}")
+        say(f"{counted(len(result.broken), 'broken image')} skipped, the first: {result.broken[0]}")
     if (message := describe_overlap(overlap, result.count)) is not None:
-        print(message)
+        say(message)
 
 
 def _write(
@@ -210,8 +208,8 @@ def _write(
         by_class = {name: asdict(row) for name, row in zip(classifier.names, result.by_class, strict=True)}
         write_json(options.out, numbers | dict(classes=by_class))
     if options.confusion is not None:
-        options.confusion.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(options.confusion.parent)
         draw_confusion(result.confusion, classifier.names, options.confusion)
     if options.images is not None:
         drawn = draw_mistakes(result, source, classifier.names, options.images / "mistakes.jpg", _MISTAKES_DRAWN)
-        print(f"{options.images / 'mistakes.jpg'}: {counted(drawn, 'mistake')}" if drawn else "no mistakes to draw")
+        say(f"{options.images / 'mistakes.jpg'}: {counted(drawn, 'mistake')}" if drawn else "no mistakes to draw")

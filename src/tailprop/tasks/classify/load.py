@@ -19,7 +19,7 @@ from tailprop.tasks.classify.augment import AugmentConfig, eval_transform
 from tailprop.tasks.classify.data import DataConfig
 from tailprop.tasks.classify.model import create_model, image_mode
 from tailprop.tasks.classify.task import ClassifyConfig
-from tailprop.tasks.common.models import check_finite, check_model, load_weights
+from tailprop.tasks.common.models import check_finite, check_model, for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil
 
 __all__ = ["ClassPrediction", "ClassScore", "ImageClassifier", "load_classifier"]
@@ -125,13 +125,14 @@ def load_classifier(where: str | Path, model_name: str | None = None, size_px: i
     found = find_settings(path, ClassifyConfig)
     if found is not None:
         settings = build(ClassifyConfig, found)
+        check_model(settings.model.name)  # before timm looks for it elsewhere
     else:
         model_name = model_name or read_metadata(weights).get("architecture")
         if model_name is None:
             raise ValueError(f"{weights} does not contain the name of its model; give it with --model")
         check_model(model_name)
         settings = ClassifyConfig(model=ModelConfig(name=model_name, in_chans=_in_chans(state, model_name)))
-    settings = replace(settings, model=replace(settings.model, init=None), data=settings.data.at_size(size_px))
+    settings = replace(settings, model=for_loading(settings.model), data=settings.data.at_size(size_px))
     name = settings.model.name
     model = load_weights(create_model(settings.model, _num_classes(state, name), report=False), weights, name, state)
     return ImageClassifier(model, settings, _class_names(weights, model))
@@ -169,13 +170,13 @@ def _imagenet_names() -> tuple[str, ...]:
 
 def _in_chans(state: dict[str, Tensor], name: str) -> int:
     first = state.get(f"{timm.get_pretrained_cfg_value(name, 'first_conv')}.weight")
-    return 3 if first is None else first.shape[1]
+    return 3 if first is None or first.ndim < 2 else first.shape[1]
 
 
 def _num_classes(state: dict[str, Tensor], name: str) -> int:
     classifier = timm.get_pretrained_cfg_value(name, "classifier") or "head.fc"
     weight = state.get(f"{classifier}.weight")
-    if weight is None:
+    if weight is None or weight.ndim == 0:
         raise ValueError(
             f"the checkpoint has no {classifier}.weight, the classifier of {name}; it may be a backbone or another model"
         )

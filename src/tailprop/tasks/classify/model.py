@@ -8,6 +8,7 @@ from tailprop.engine.checkpoint import warm_start
 from tailprop.engine.config import ModelConfig
 from tailprop.engine.run_settings import find_weights, read_config, read_metadata
 from tailprop.tasks.common.models import create, model_arguments
+from tailprop.utils.text import say, say_lines
 
 __all__ = ["create_model", "image_mode"]
 
@@ -28,9 +29,9 @@ def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> 
         loaded = warm_start(model, find_weights(config.init))
         _check_same_architecture(config, model, loaded)
         if report:
-            print(loaded)
+            say_lines(loaded)
     elif report:
-        print(f"training {config.name} from scratch; use --model.init for a warm start")
+        say(f"training {config.name} from scratch; use --model.init for a warm start")
     return model
 
 

@@ -11,9 +11,6 @@ from typing import Literal
 
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from tailprop.backbone.model import MIN_SIZE_PX
@@ -26,7 +23,8 @@ from tailprop.tasks.classify.load import ClassPrediction, ClassScore, ImageClass
 from tailprop.tasks.common.options import ComputeOptions, Images
 from tailprop.tasks.common.pages import draw_page, with_caption
 from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
-from tailprop.utils.files import write_atomically
+from tailprop.utils.files import make_folder, write_atomically
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted, printable
 from tailprop.utils.validation import check_at_least, check_output_file
 
@@ -176,21 +174,23 @@ def _write(predictions: Sequence[Prediction], options: ClassifyPredict) -> None:
         text = (
             _as_json(predictions, not is_utf8)
             if options.written_as == "json"
-            else _render(predictions, options.written_as, shown_on)
+            else _render(predictions, options.written_as, shown_on, escaped=True)
         )
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return
-    text = _render(predictions, options.written_as, Console(file=io.StringIO(), width=_WIDE, force_terminal=False))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    plain = Console(file=io.StringIO(), width=_WIDE, force_terminal=False)
+    is_stream = options.out.exists() and not options.out.is_file()  # /dev/stdout may be a terminal
+    text = _render(predictions, options.written_as, plain, escaped=is_stream)
+    make_folder(options.out.parent)
     content = text.encode("utf-8", "surrogateescape")  # file names with the system's bytes
     write_atomically(options.out, lambda part: part.write_bytes(content))
     # On standard error: standard output is for predictions, and --out may be /dev/stdout.
     print_line(Console(stderr=True), f"{options.out}: {counted(len(predictions), 'image')}")
 
 
-def _render(predictions: Sequence[Prediction], written_as: str, console: Console) -> str:
+def _render(predictions: Sequence[Prediction], written_as: str, console: Console, escaped: bool) -> str:
     if written_as == "csv":
-        return _as_csv(predictions)
+        return _as_csv(predictions, escaped)
     if written_as == "json":
         return _as_json(predictions)
     with console.capture() as captured:
@@ -205,25 +205,27 @@ def _as_table(predictions: Sequence[Prediction]) -> Table:
     table.columns[2].justify = "right"
     for prediction in predictions:
         for rank, score in enumerate(prediction.classes):
-            cells = (printable(prediction.image) if rank == 0 else "", score.name, f"{100 * score.probability:.2f}")
-            table.add_row(*(Text(cell) for cell in cells), style="bold" if rank == 0 else None)  # Text: [x] is not markup
+            cells = (prediction.image if rank == 0 else "", score.name, f"{100 * score.probability:.2f}")
+            table.add_row(*cells, style="bold" if rank == 0 else None)
     return table
 
 
-def _as_csv(predictions: Sequence[Prediction]) -> str:
+def _as_csv(predictions: Sequence[Prediction], escaped: bool) -> str:
+    """A line for each class; `escaped` for a terminal. In a file, names are as they are."""
+    shown = printable if escaped else str
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["image", "rank", "class_index", "class_name", "probability"])
     for prediction in predictions:
         for rank, score in enumerate(prediction.classes, start=1):
-            writer.writerow([prediction.image, rank, score.index, score.name, score.probability])
+            writer.writerow([shown(prediction.image), rank, score.index, shown(score.name), score.probability])
     return buffer.getvalue()
 
 
 def _as_json(predictions: Sequence[Prediction], ascii_only: bool = False) -> str:
     rows = [dict(image=p.image, predictions=[vars(score) for score in p.classes]) for p in predictions]
     text = json.dumps(rows, indent=2, ensure_ascii=ascii_only) + "\n"
-    return text.encode("utf-8", "backslashreplace").decode()  # undecodable bytes of a file name as JSON escapes
+    return "".join(c if c == "\n" or printable(c) == c else json.dumps(c)[1:-1] for c in text)  # as JSON escapes
 
 
 def _draw_sheet(predictions: Sequence[Prediction], path: Path) -> None:

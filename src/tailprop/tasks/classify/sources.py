@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from tailprop.data.formats.parquet import Parquet
-from tailprop.data.images import is_image
+from tailprop.data.images import is_image, open_image
 from tailprop.data.splits import SPLITS, Contents, existing_folder, hash_parts, numbered_classes, split_folder
 from tailprop.runtime.distributed import print_main
 from tailprop.utils.text import counted, printable
@@ -79,7 +79,7 @@ class Folder:
         self.labels = np.array([label for _, label in images])
 
     def read(self, index: int) -> Image.Image:
-        return Image.open(self.paths[index])
+        return open_image(self.paths[index])
 
     def name(self, index: int) -> str:
         return str(self.paths[index].relative_to(self.root))
@@ -109,7 +109,7 @@ class TimmDataset:
         if not hasattr(self.data, "reader"):
             return self.data[index][0]
         with self.data.reader[index][0] as file:  # timm's dataset would silently replace a broken image by the next
-            return Image.open(io.BytesIO(file.read()))
+            return open_image(io.BytesIO(file.read()))
 
     def name(self, index: int) -> str:
         if hasattr(self.data, "filename"):

@@ -27,6 +27,7 @@ from tailprop.tasks.common.figures import draw_learning
 from tailprop.tasks.common.models import check_model
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
 from tailprop.utils.errors import missing_memory
+from tailprop.utils.text import say
 
 __all__ = ["Classification", "ClassifyConfig"]
 
@@ -163,7 +164,7 @@ class Classification(BaseTask[ClassifyConfig]):
             return
         if self.best.top1 < max(row["top1"] for row in history if "top1" in row):
             hint = f"tailprop eval {folder} --confusion FILE draws its confusion matrix"
-            print(f"the best epoch was before the run was resumed; {hint}")
+            say(f"the best epoch was before the run was resumed; {hint}")
             return
         draw_confusion(self.best.confusion, self.classes, folder / "confusion.png")
 

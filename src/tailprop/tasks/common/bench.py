@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from tailprop.runtime.allocator import keep_freed_memory
 from tailprop.tasks.common.models import check_model
-from tailprop.utils.files import write_atomically
+from tailprop.utils.files import make_folder, write_atomically
+from tailprop.utils.terminal import Console, Table
 
 __all__ = ["ImageCost", "check_bench", "print_costs", "print_table", "time_in_turn", "use_cpu", "write_costs", "write_rows"]
 
@@ -66,7 +65,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], where: Mapping[str
     writer = csv.DictWriter(text, fieldnames=list(full[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(full)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, lambda part: part.write_text(text.getvalue(), newline=""))
 
 

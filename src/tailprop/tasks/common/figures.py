@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailprop.utils.files import write_atomically
+from tailprop.utils.files import make_folder, write_atomically
 
 if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing
     from matplotlib.figure import Figure
@@ -59,6 +59,6 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure in the format of its suffix, in a folder that is created if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     kind = path.suffix.lower().lstrip(".") or "png"
     write_atomically(path, lambda part: figure.savefig(part, dpi=120, format=kind))

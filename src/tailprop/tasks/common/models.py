@@ -1,8 +1,9 @@
 """timm models by name: check, create, load weights."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import timm
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor, nn
 import tailprop.backbone.registry  # noqa: F401 - registers our models
 from tailprop.engine.checkpoint import read_state_dict
 from tailprop.engine.config import ModelConfig
-from tailprop.utils.errors import missing_memory
+from tailprop.utils.errors import first_line, missing_memory
 from tailprop.utils.text import did_you_mean
 
-__all__ = ["check_finite", "check_model", "create", "load_weights", "model_arguments"]
+__all__ = ["check_finite", "check_model", "create", "for_loading", "load_weights", "model_arguments"]
 
 M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C", bound=ModelConfig)
+_FILES: Final = ("cache_dir", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict")
 
 
 def check_model(name: str) -> None:
@@ -26,19 +29,31 @@ def check_model(name: str) -> None:
 
 
 def model_arguments(config: ModelConfig) -> dict[str, Any]:
-    """Arguments of a model besides its name and its number of channels."""
+    """Arguments of a model besides its name and its number of channels.
+
+    Settings come with weights from elsewhere, so arguments that name other files or places to load from are refused.
+    """
+    if named := [name for name in config.args if name in _FILES]:
+        raise ValueError(f"model.args {named[0]} is not supported; start from other weights with --model.init")
     given = {} if config.drop_path is None else {"drop_path_rate": config.drop_path}
     return {**config.args, **given}
+
+
+def for_loading(config: C) -> C:
+    """The settings of a model whose weights are loaded next: nothing else is read or downloaded for it."""
+    return replace(config, init=None, args={name: value for name, value in config.args.items() if name != "pretrained"})
 
 
 def create(what: str, make: Callable[[], M]) -> M:
     """Create a network; a wrong argument raises a one-line error."""
     try:
         return make()
-    except (TypeError, RuntimeError, AssertionError, AttributeError) as error:  # an unknown argument, a tag without weights
+    except (ValueError, OSError, MemoryError):
+        raise
+    except Exception as error:  # an unknown argument, a tag without weights, a value of a wrong type: of many kinds
         if missing_memory(error):
             raise
-        raise ValueError(f"cannot create {what}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"cannot create {what}: {first_line(error)}") from None
 
 
 def load_weights(model: M, weights: Path, name: str, state: dict[str, Tensor] | None = None) -> M:
@@ -46,7 +61,8 @@ def load_weights(model: M, weights: Path, name: str, state: dict[str, Tensor] | 
     try:
         model.load_state_dict(read_state_dict(weights) if state is None else state)
     except RuntimeError as error:
-        raise ValueError(f"{weights} does not fit {name}: {str(error).splitlines()[1].strip()}") from None
+        *_, reason = str(error).splitlines()[:2] or [type(error).__name__]
+        raise ValueError(f"{weights} does not fit {name}: {reason.strip()}") from None
     return model.to(memory_format=torch.channels_last).eval()  # as in training: another memory format rounds differently
 
 

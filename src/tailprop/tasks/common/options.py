@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from tailprop.engine.options import Checkpoint
+from tailprop.engine.settings import check_numbers
 from tailprop.utils.validation import check_at_least, check_output_file, check_output_folder
 
 __all__ = ["ComputeOptions", "EvalOptions", "Images", "PredictOptions", "override"]
@@ -35,6 +36,7 @@ class ComputeOptions:
     """CPU threads; 0 = PyTorch's default."""
 
     def check(self) -> None:
+        check_numbers(self)
         check_at_least("threads", self.threads, 0)
 
 

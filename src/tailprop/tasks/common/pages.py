@@ -6,7 +6,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from tailprop.utils.files import write_atomically
+from tailprop.data.images import save_image
+from tailprop.utils.files import make_folder
 
 __all__ = ["draw_page", "load_font", "with_caption"]
 
@@ -48,5 +49,5 @@ def draw_page(images: Sequence[Image.Image], path: Path, columns: int = 4, width
         for column, image in enumerate(row):
             page.paste(image, (column * (width_px + GAP_PX), top))
         top += height + GAP_PX
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda part: page.save(part, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=88))
+    make_folder(path.parent)
+    save_image(path, page, quality=88)

@@ -10,15 +10,13 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 from torch import Tensor, nn
 
 from tailprop.data.broken import Broken
 from tailprop.data.images import decode_image, read_image
 from tailprop.engine.config import TaskConfig
-from tailprop.utils.text import printable
+from tailprop.utils.terminal import Console
 
 __all__ = [
     "ImageInput",
@@ -150,7 +148,7 @@ class SkippedImages:
 
 
 def print_line(console: Console, text: str) -> None:
-    console.print(Text(printable(text)), soft_wrap=True)  # one line, above the progress bar if there is one
+    console.print(text, soft_wrap=True)  # one line, above the progress bar if there is one
 
 
 @contextmanager

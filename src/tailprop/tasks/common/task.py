@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from tailprop.data.broken import BrokenFiles, check_batch_full
 from tailprop.data.samplers import TrainSampler
@@ -10,9 +10,11 @@ from tailprop.engine.config import ModelConfig, OptimConfig, TaskConfig
 from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World
 from tailprop.utils.text import counted, listed
-from tailprop.utils.validation import check_at_least
+from tailprop.utils.validation import check_between
 
 __all__ = ["BaseTask", "LoaderConfig", "create_train_sampler", "data_summary"]
+
+_MOST_WORKERS: Final = 1024  # more is a mistake, though only one per core is started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,7 @@ class LoaderConfig:
     """Loader processes per training process, at most one per core."""
 
     def check(self) -> None:
-        check_at_least("data.workers", self.workers, 0)
+        check_between("data.workers", self.workers, 0, _MOST_WORKERS)
 
 
 def data_summary(classes: Sequence[str], counts: dict[str, int]) -> str:

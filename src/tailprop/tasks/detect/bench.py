@@ -22,6 +22,7 @@ from tailprop.runtime.memory import peak_bytes
 from tailprop.runtime.provenance import provenance
 from tailprop.tasks.common.bench import ImageCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
 from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
+from tailprop.utils.text import say
 from tailprop.utils.validation import check_at_least
 
 PAPER_SIZE: Final = (800, 1280)  # height and width at which the paper counts multiply-adds
@@ -83,7 +84,7 @@ def run(options: BenchDetect) -> None:
     print_costs(costs, where)
     is_paper_size = (options.height, options.width) == PAPER_SIZE
     if is_paper_size and (rates := [f"{name} {PAPER_RATES[name]}" for name in options.models if name in PAPER_RATES]):
-        print(f"the paper's images per second, on an A100: {', '.join(rates)}")
+        say(f"the paper's images per second, on an A100: {', '.join(rates)}")
     if options.out is not None:
         write_costs(options.out, costs, where)
 

@@ -4,9 +4,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-from rich.table import Table
-
 from tailprop.data.broken import BrokenFiles
 from tailprop.runtime.distributed import process_group
 from tailprop.runtime.precision import autocast
@@ -18,6 +15,7 @@ from tailprop.tasks.detect.load import ObjectDetector, load_detector
 from tailprop.tasks.detect.metrics import KINDS, NAMES, RECALLS
 from tailprop.tasks.detect.task import detect_all, eval_loader, papers_ap, score_over_processes, training_images
 from tailprop.utils.files import write_json
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted
 from tailprop.utils.validation import check_output_file
 

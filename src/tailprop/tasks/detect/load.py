@@ -1,6 +1,5 @@
 """Load a trained detector with its categories and image sizes."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +9,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tailprop.data.formats.coco import LARGEST_ID
 from tailprop.data.loader import to_device
 from tailprop.engine.run_settings import find_weights, read_metadata, read_settings
 from tailprop.runtime.precision import autocast
-from tailprop.tasks.common.models import load_weights
+from tailprop.tasks.common.models import for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, to_pil, to_tensor
 from tailprop.tasks.detect.model import Detector, create_detector
 from tailprop.tasks.detect.task import DetectConfig
+from tailprop.utils.parsing import parse_json
+from tailprop.utils.text import excerpt
 from tailprop.utils.validation import check_at_least
 
 __all__ = ["Detections", "ObjectDetector", "load_detector"]
@@ -94,12 +96,22 @@ def load_detector(where: str | Path, short_px: int | None = None, long_px: int |
     check_at_least("short_px", short, 32)
     long = max(short, round(config.data.long_px * short / config.data.short_px)) if long_px is None else long_px
     check_at_least("long_px", long, short)
-    config = replace(config, model=replace(config.model, init=None), data=replace(config.data, short_px=short, long_px=long))
+    config = replace(config, model=for_loading(config.model), data=replace(config.data, short_px=short, long_px=long))
     metadata = read_metadata(weights)
-    if "category_ids" not in metadata:
+    if not {"category_ids", "classes"} <= metadata.keys():
         raise ValueError(
             f"{weights} has no model.safetensors with the category names next to it: the run was not finished; resume it first"
         )
-    ids, names = tuple(json.loads(metadata["category_ids"])), tuple(metadata["classes"].split("\n"))
+    ids, names = _category_ids(metadata["category_ids"], weights), tuple(metadata["classes"].split("\n"))
+    if len(set(ids)) != len(names):
+        raise ValueError(f"{weights} has {len(names)} category names for {len(set(ids))} category ids in its metadata")
     model, _ = create_detector(config.model, len(names), short, long, config.detector)
     return ObjectDetector(load_weights(model, weights, config.model.name), config, names, ids)
+
+
+def _category_ids(text: str, weights: Path) -> tuple[int, ...]:
+    where = f"the list of category ids in the metadata of {weights}"
+    ids = parse_json(text, where)
+    if not isinstance(ids, list) or not all(type(i) is int and abs(i) <= LARGEST_ID for i in ids):
+        raise ValueError(f"{where} is {excerpt(text)}, not a list of integers")
+    return tuple(ids)

@@ -5,21 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Column
 
 from tailprop.data.broken import Broken
 from tailprop.data.formats.coco import area_of
-from tailprop.data.images import check_no_overwrite, list_images, read_image, suppress_pillow_warnings, unique_stems
+from tailprop.data.images import check_no_overwrite, list_images, read_image, save_image, suppress_pillow_warnings, unique_stems
 from tailprop.runtime.distributed import process_group
 from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, progress_bar
 from tailprop.tasks.detect.draw import draw_objects, objects_of
 from tailprop.tasks.detect.load import ObjectDetector, load_detector
 from tailprop.tasks.detect.metrics import to_results
-from tailprop.utils.files import write_json
-from tailprop.utils.text import printable
+from tailprop.utils.files import make_folder, write_json
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.validation import check_between
 
 __all__ = ["DetectPredict", "run"]
@@ -48,7 +46,7 @@ def run(options: DetectPredict) -> None:
             paths = list_images(options.images)
             detector = load_detector(options.checkpoint, options.short_px)
             detector.model.to(world.device)
-            options.out.mkdir(parents=True, exist_ok=True)
+            make_folder(options.out)
             drawn = [options.out / f"{stem}.jpg" for stem in unique_stems(paths)]
             check_no_overwrite(paths, [*drawn, options.out / "detections.json"], options.overwrite)
             with suppress_pillow_warnings():
@@ -72,7 +70,7 @@ def _detect_all(options: DetectPredict, detector: ObjectDetector, paths: Sequenc
             results = to_results(number, detector.find(image, options.precision, options.score), detector.category_ids)
             found = [entry for entry in results if entry["score"] >= options.score]
             drawn = draw_objects(image, objects_of(found, detector.categories, options.score))
-            drawn.save(options.out / f"{stems[number - 1]}.jpg", quality=92)
+            save_image(options.out / f"{stems[number - 1]}.jpg", drawn)
             images.append(dict(id=number, file_name=str(path), width=image.width, height=image.height))
             areas = [area_of(entry, image.width, image.height) for entry in found]
             numbered = enumerate(zip(found, areas, strict=True), start=len(annotations) + 1)
@@ -86,7 +84,7 @@ def _print(options: DetectPredict, content: dict[str, Any], names: dict[int, str
     for image in content["images"]:
         found = [names[a["category_id"]] for a in content["annotations"] if a["image_id"] == image["id"]]
         counts = ", ".join(f"{found.count(name)} {name}" for name in sorted(set(found)))
-        table.add_row(Text(printable(image["file_name"])), str(len(found)), Text(printable(counts)))
+        table.add_row(image["file_name"], str(len(found)), counts)
     console = Console()
     console.print(table)
-    console.print(f"drawn images and detections.json in {options.out}", soft_wrap=True, markup=False)
+    console.print(f"drawn images and detections.json in {options.out}", soft_wrap=True)

@@ -37,6 +37,7 @@ from tailprop.tasks.detect.draw import draw_objects, objects_of, truth_of
 from tailprop.tasks.detect.metrics import score_results, to_results
 from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.utils.files import write_json
+from tailprop.utils.text import say, say_lines
 
 IMAGES_DRAWN = 12  # validation images in predictions.jpg
 __all__ = ["DetectConfig", "Detection", "detect_all"]
@@ -87,7 +88,7 @@ class Detection(BaseTask[DetectConfig]):
     def _training_images(self, train: CocoSet) -> list[CocoImage]:
         empty = 0 if self.config.data.keep_empty else sum(not image.targets for image in train.images)
         if empty and self.world.is_main:
-            print(f"skipped {empty} of {len(train.images)} training images without objects (--data.keep-empty keeps them)")
+            say(f"skipped {empty} of {len(train.images)} training images without objects (--data.keep-empty keeps them)")
         return training_images(train, self.config.data)
 
     def _validation_set(self, train: CocoSet) -> CocoSet:
@@ -100,7 +101,7 @@ class Detection(BaseTask[DetectConfig]):
         data, config = self.config.data, self.model_config(resumed)
         model, report = create_detector(config, len(self.classes), data.short_px, data.long_px, self.config.detector)
         if report is not None and self.world.is_main:
-            print(report)
+            say_lines(report)
         return model
 
     def loss(self, model: nn.Module, batch: DetectBatch) -> Tensor:

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.loader import create_loader
 from tailprop.data.samplers import EvalSampler
@@ -18,6 +16,7 @@ from tailprop.tasks.reach.data import ReachDataConfig, ReachDataset, collate_pos
 from tailprop.tasks.reach.load import load_reach
 from tailprop.tasks.reach.task import score_batches, score_label
 from tailprop.utils.files import write_json
+from tailprop.utils.terminal import Console
 
 __all__ = ["ReachEval", "run"]
 

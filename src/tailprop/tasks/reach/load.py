@@ -1,7 +1,7 @@
 """Load a trained network from a run folder or exported weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from tailprop.engine.run_settings import find_weights, read_settings
 from tailprop.runtime.precision import autocast
-from tailprop.tasks.common.models import check_finite, load_weights
+from tailprop.tasks.common.models import check_finite, for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil
 from tailprop.tasks.reach.data import to_input
 from tailprop.tasks.reach.problems import Array, Problem
@@ -42,6 +42,6 @@ def load_reach(where: str | Path) -> ReachSolver:
     """Load a network from a run folder or exported weights."""
     weights = find_weights(where)
     config = read_settings(where, ReachConfig)
-    network = build_reach(config, replace(config.model, init=None), report=False)
+    network = build_reach(config, for_loading(config.model), report=False)
     model = load_weights(network, weights, config.model.name)
     return ReachSolver(model, config, config.data.create_problem().classes)

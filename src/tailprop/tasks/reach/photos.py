@@ -8,7 +8,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import decode_image, describe_error, list_images
+from tailprop.data.images import decode_image, describe_error, list_images, open_image
 from tailprop.data.splits import Contents, hash_parts
 
 __all__ = ["Photos", "crop_photo", "open_photos"]
@@ -33,7 +33,7 @@ class _Files:
     def read(self, index: int) -> Image.Image | Broken:
         path = self.paths[index]
         try:
-            with Image.open(path) as file:
+            with open_image(path) as file:
                 return decode_image(file, "RGB")
         except Exception as error:  # decoders raise many kinds of errors on corrupt files
             return Broken(str(path), describe_error(error))

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from tailprop.data.broken import Broken
 from tailprop.data.images import check_no_overwrite, list_images, read_image, suppress_pillow_warnings, unique_stems
@@ -13,6 +12,7 @@ from tailprop.runtime.distributed import process_group
 from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
 from tailprop.tasks.reach.load import load_reach
+from tailprop.utils.terminal import Console
 
 __all__ = ["ReachPredict", "run"]
 

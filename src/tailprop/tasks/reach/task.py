@@ -25,6 +25,7 @@ from tailprop.tasks.reach.data import ReachBatch, ReachDataConfig, ReachDataset,
 from tailprop.tasks.reach.figures import Drawn, draw_examples
 from tailprop.tasks.reach.model import ReachNet
 from tailprop.tasks.reach.problems import IGNORED, Array, Problem
+from tailprop.utils.text import say_lines
 
 __all__ = ["Reach", "ReachConfig", "ReachModelConfig", "build_reach", "run_network", "score_batches"]
 
@@ -134,7 +135,7 @@ def build_reach(config: ReachConfig, network: ModelConfig, report: bool = True) 
     if network.init is not None:
         loaded = warm_start(model, find_weights(network.init))
         if report:
-            print(loaded)
+            say_lines(loaded)
     return model
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from tailprop.runtime.memory import peak_bytes
 from tailprop.runtime.provenance import provenance
 from tailprop.tasks.common.bench import print_table, use_cpu, write_rows
 from tailprop.tasks.restore.model import RESTORERS, create_restorer
+from tailprop.utils.terminal import Table
 from tailprop.utils.validation import check_at_least, check_choice
 
 __all__ = ["BenchRestore", "Cost", "run"]

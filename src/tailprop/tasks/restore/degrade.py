@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from tailprop.data.images import open_image
 from tailprop.data.raster import Pixels, peak
 
 __all__ = ["JPEG_BLOCK", "add_noise", "add_test_noise", "compress", "to_8_bits", "to_unit"]
@@ -46,5 +47,5 @@ def compress(pixels: Pixels, quality: int) -> Pixels:
     pixels = to_8_bits(pixels)
     buffer = io.BytesIO()
     Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(buffer, "JPEG", quality=quality)
-    decoded = np.array(Image.open(buffer))
+    decoded = np.array(open_image(buffer))
     return decoded[..., None] if decoded.ndim == 2 else decoded

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.images import check_no_overwrite, unique_paths
@@ -26,7 +23,8 @@ from tailprop.tasks.restore.inference import check_tiles, evaluate_restorer, sha
 from tailprop.tasks.restore.load import ImageRestorer, load_restorer
 from tailprop.tasks.restore.metrics import Restored, Scores, mean_scores
 from tailprop.tasks.restore.task import take_one
-from tailprop.utils.files import write_json
+from tailprop.utils.files import make_folder, write_json
+from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted
 from tailprop.utils.validation import check_output_folder
 
@@ -97,7 +95,7 @@ def _evaluate(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataCo
         def draw(image: Restored) -> None:
             advance(1)
             if image.name in figures:
-                figures[image.name].parent.mkdir(parents=True, exist_ok=True)
+                make_folder(figures[image.name].parent)
                 draw_restored([image], figures[image.name])
 
         def restore(degraded: torch.Tensor) -> torch.Tensor:
@@ -122,8 +120,8 @@ def _print(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfi
     degradation = f"noise, sigma {data.sigma:g}" if data.degradation == "noise" else f"JPEG, quality {data.quality}"
     table = Table("image", "degraded, dB", "PSNR, dB", "SSIM", *(["PSNR-B, dB"] if data.degradation == "jpeg" else []))
     for row in scores.rows:
-        table.add_row(*_cells(Text(row.name), asdict(row), data.degradation))
-    table.add_row(*_cells(Text(f"mean of {len(scores.rows)}"), mean_scores(scores), data.degradation), style="bold")
+        table.add_row(*_cells(row.name, asdict(row), data.degradation))
+    table.add_row(*_cells(f"mean of {len(scores.rows)}", mean_scores(scores), data.degradation), style="bold")
     console.print(table)
     tiles = "whole images"
     if options.tile_px is not None:
@@ -146,6 +144,6 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if value == math.inf else value for name, value in row.items()}
 
 
-def _cells(name: Text, row: dict[str, float], degradation: str) -> list[Text | str]:
+def _cells(name: str, row: dict[str, float], degradation: str) -> list[str]:
     blocks = [f"{row['psnr_b']:.2f}"] if degradation == "jpeg" else []
     return [name, f"{row['degraded_psnr']:.2f}", f"{row['psnr']:.2f}", f"{row['ssim']:.4f}", *blocks]

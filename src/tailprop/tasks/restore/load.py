@@ -14,7 +14,7 @@ from tailprop.data.broken import Broken
 from tailprop.data.raster import Pixels, image_pixels, peak, try_pixels
 from tailprop.engine.run_settings import find_weights, read_settings
 from tailprop.runtime.precision import autocast
-from tailprop.tasks.common.models import check_finite, load_weights
+from tailprop.tasks.common.models import check_finite, for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, check_unit_range, to_array
 from tailprop.tasks.restore.degrade import to_unit
 from tailprop.tasks.restore.inference import check_tiles, restore_tiled, restore_whole, shared_px
@@ -126,6 +126,6 @@ def load_restorer(where: str | Path) -> ImageRestorer:
     """Load a restoration network from a run folder or exported weights."""
     weights = find_weights(where)
     config = read_settings(where, RestoreConfig)
-    config = replace(config, model=replace(config.model, init=None))
+    config = replace(config, model=for_loading(config.model))
     model = build_restorer(config.model, report=False)
     return ImageRestorer(load_weights(model, weights, config.model.name), config, ())

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from tailprop.data.broken import Broken
 from tailprop.data.images import check_no_overwrite, list_images, suppress_pillow_warnings, unique_paths
 from tailprop.data.raster import Pixels, read_profile, try_pixels, write_pixels
@@ -16,6 +14,7 @@ from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
 from tailprop.tasks.restore.inference import check_tiles, shared_px
 from tailprop.tasks.restore.load import ImageRestorer, load_restorer
+from tailprop.utils.terminal import Console
 from tailprop.utils.validation import check_at_least
 
 __all__ = ["RestorePredict", "run"]

@@ -26,6 +26,7 @@ from tailprop.tasks.restore.figures import draw_restored
 from tailprop.tasks.restore.inference import evaluate_restorer, restore_whole
 from tailprop.tasks.restore.metrics import Restored, Scores
 from tailprop.tasks.restore.model import RESTORERS, create_restorer
+from tailprop.utils.text import say_lines
 from tailprop.utils.validation import check_at_least, check_choice
 
 __all__ = ["Restoration", "RestoreConfig", "RestorerConfig", "build_restorer", "charbonnier", "take_one"]
@@ -146,7 +147,7 @@ def build_restorer(config: ModelConfig, report: bool = True) -> nn.Module:
     if config.init is not None:
         loaded = warm_start(model, find_weights(config.init))
         if report:
-            print(loaded)
+            say_lines(loaded)
     return model
 
 

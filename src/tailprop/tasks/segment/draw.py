@@ -10,6 +10,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from tailprop.data.formats.label_maps import IGNORE
+from tailprop.data.images import open_image, save_image
 
 __all__ = ["class_color", "draw_labels", "legend", "save_labels", "stack_legend", "with_legend"]
 
@@ -81,12 +82,12 @@ def with_legend(image: Image.Image, counts: npt.NDArray[np.int64], names: Sequen
 
 def stack_legend(path: Path, counts: npt.NDArray[np.int64], names: Sequence[str]) -> None:
     """Add a legend below the image in a file."""
-    with Image.open(path) as image:
+    with open_image(path) as image:
         page = with_legend(image.convert("RGB"), counts, names)
-    page.save(path, quality=88)
+    save_image(path, page, quality=88)
 
 
 def save_labels(path: Path, labels: Labels, first_label: int) -> None:
     """Save a label map with the label values of the training data, so that it can be read like that data."""
     numbers = np.where(labels == IGNORE, 0, labels + first_label)
-    Image.fromarray(numbers.astype(np.uint8 if numbers.max(initial=0) < 256 else np.uint16)).save(path)
+    save_image(path, Image.fromarray(numbers.astype(np.uint8 if numbers.max(initial=0) < 256 else np.uint16)))

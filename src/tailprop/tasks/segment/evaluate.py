@@ -4,10 +4,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.formats.label_maps import has_classes
 from tailprop.runtime.distributed import process_group
@@ -21,7 +17,7 @@ from tailprop.tasks.segment.load import ImageSegmenter, load_segmenter
 from tailprop.tasks.segment.metrics import LabelScores
 from tailprop.tasks.segment.task import eval_loader, evaluate_segmenter, papers_miou
 from tailprop.utils.files import write_json
-from tailprop.utils.text import printable
+from tailprop.utils.terminal import Console, Table
 
 __all__ = ["InferenceChoice", "SegmentEval", "run"]
 
@@ -138,7 +134,7 @@ def _print(options: SegmentEval, segmenter: ImageSegmenter, count: int, scores: 
     console = Console()
     table = Table("class", "IoU, %", "accuracy, %")
     for name, iou, accuracy in zip(segmenter.names, scores.iou, scores.accuracy, strict=True):
-        table.add_row(Text(printable(name)), *("-" if value is None else f"{value:.1f}" for value in (iou, accuracy)))
+        table.add_row(name, *("-" if value is None else f"{value:.1f}" for value in (iou, accuracy)))
     console.print(table)
     config = segmenter.settings
     paper = papers_miou(config, segmenter.names, count) if options.split == "validation" else ""

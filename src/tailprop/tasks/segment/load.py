@@ -10,11 +10,12 @@ from torch import Tensor
 from tailprop.data.loader import to_device
 from tailprop.engine.run_settings import find_weights, read_metadata, read_settings
 from tailprop.runtime.precision import autocast
-from tailprop.tasks.common.models import load_weights
+from tailprop.tasks.common.models import for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil, to_tensor
 from tailprop.tasks.segment.inference import label_image
 from tailprop.tasks.segment.model import create_segmenter
 from tailprop.tasks.segment.task import SegmentConfig
+from tailprop.utils.text import excerpt
 
 __all__ = ["ImageSegmenter", "LabelMap", "load_segmenter"]
 
@@ -60,12 +61,18 @@ def load_segmenter(where: str | Path) -> ImageSegmenter:
     """Load a segmenter from a run folder or exported weights."""
     weights = find_weights(where)
     config = read_settings(where, SegmentConfig)
-    config = replace(config, model=replace(config.model, init=None))
+    config = replace(config, model=for_loading(config.model))
     metadata = read_metadata(weights)
-    if "first_label" not in metadata:
+    if not {"first_label", "classes"} <= metadata.keys():
         raise ValueError(
             f"{weights} has no model.safetensors with the class names next to it: the run was not finished; resume it first"
         )
-    names = tuple(metadata["classes"].split("\n"))
+    names, first_label = tuple(metadata["classes"].split("\n")), _first_label(metadata["first_label"], weights)
     model, _ = create_segmenter(config.model, len(names), config.segmenter)
-    return ImageSegmenter(load_weights(model, weights, config.model.name), config, names, int(metadata["first_label"]))
+    return ImageSegmenter(load_weights(model, weights, config.model.name), config, names, first_label)
+
+
+def _first_label(text: str, weights: Path) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5):
+        raise ValueError(f"the first label in the metadata of {weights} is {excerpt(text)}, not a number of a label map")
+    return int(text)

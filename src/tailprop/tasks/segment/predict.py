@@ -4,19 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from tailprop.data.broken import Broken
-from tailprop.data.images import check_no_overwrite, list_images, read_image, suppress_pillow_warnings, unique_stems
+from tailprop.data.images import check_no_overwrite, list_images, read_image, save_image, suppress_pillow_warnings, unique_stems
 from tailprop.runtime.distributed import process_group
 from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, progress_bar
 from tailprop.tasks.segment.draw import draw_labels, save_labels, with_legend
 from tailprop.tasks.segment.evaluate import InferenceChoice
 from tailprop.tasks.segment.load import ImageSegmenter, LabelMap, load_segmenter
-from tailprop.utils.text import printable
+from tailprop.utils.files import make_folder, write_text
+from tailprop.utils.terminal import Console, Table
 
 NAMED = 6  # classes listed for each image in the table
 __all__ = ["SegmentPredict", "run"]
@@ -39,11 +36,11 @@ def run(options: SegmentPredict) -> None:
             segmenter = load_segmenter(options.checkpoint)
             settings = replace(segmenter.settings, inference=options.inference.over(segmenter.settings.inference))
             segmenter = replace(segmenter, settings=settings, model=segmenter.model.to(world.device))
-            options.out.mkdir(parents=True, exist_ok=True)
+            make_folder(options.out)
             _check_out(options, paths, _class_list(segmenter))
             with suppress_pillow_warnings():
                 table = _label_all(options, segmenter, paths)
-            (options.out / "classes.txt").write_text(_class_list(segmenter), encoding="utf-8")
+            write_text(options.out / "classes.txt", _class_list(segmenter))
             _print(options, table, segmenter)
 
 
@@ -75,14 +72,14 @@ def _label_all(options: SegmentPredict, segmenter: ImageSegmenter, paths: Sequen
             labels, counts = found.labels.numpy(), found.counts.numpy()
             save_labels(options.out / f"{stem}.png", labels, segmenter.first_label)
             overlay = with_legend(draw_labels(image, labels), counts, segmenter.names)
-            overlay.save(options.out / f"{stem}_overlay.jpg", quality=92)
+            save_image(options.out / f"{stem}_overlay.jpg", overlay)
             named = ", ".join(f"{name} {100 * share:.1f}" for name, share in list(found.shares.items())[:NAMED])
-            table.add_row(Text(printable(str(path))), f"{image.width}x{image.height}", Text(printable(named)))
+            table.add_row(str(path), f"{image.width}x{image.height}", named)
     return table
 
 
 def _print(options: SegmentPredict, table: Table, segmenter: ImageSegmenter) -> None:
     console = Console()
     console.print(table)
-    first = f"{segmenter.first_label} = {printable(segmenter.names[0])}"
-    console.print(f"label maps ({first}), overlays and classes.txt in {options.out}", soft_wrap=True, markup=False)
+    first = f"{segmenter.first_label} = {segmenter.names[0]}"
+    console.print(f"label maps ({first}), overlays and classes.txt in {options.out}", soft_wrap=True)

@@ -38,6 +38,7 @@ from tailprop.tasks.segment.draw import draw_labels, stack_legend
 from tailprop.tasks.segment.inference import InferenceConfig, label_image
 from tailprop.tasks.segment.metrics import LabelScores, confusion, score_confusion
 from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
+from tailprop.utils.text import say_lines
 
 IMAGES_DRAWN = 8  # validation images in predictions.jpg
 __all__ = ["SegmentConfig", "Segmentation", "evaluate_segmenter"]
@@ -85,7 +86,7 @@ class Segmentation(BaseTask[SegmentConfig]):
     def build_model(self, resumed: bool = False) -> nn.Module:
         model, report = create_segmenter(self.model_config(resumed), len(self.classes), self.config.segmenter)
         if report is not None and self.world.is_main:
-            print(report)
+            say_lines(report)
         return model
 
     def loss(self, model: nn.Module, batch: SegmentBatch) -> Tensor:

@@ -1,0 +1,76 @@
+"""Parsing of files from outside: whatever is wrong with one becomes a ValueError of one line that names it."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+__all__ = ["parse_json", "parse_yaml", "read_text", "seal_text", "sealed_text"]
+
+_MOST_VALUES: Final = 1_000_000  # of a YAML file after its aliases are expanded
+_SEAL: Final = "# sha256 "  # starts the last line of a sealed text
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file in UTF-8, or is corrupt") from None
+
+
+def parse_json(text: str | bytes, where: object) -> Any:
+    """The value of a JSON text."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{where} is not valid json (it is nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is not valid json ({error}); it may be truncated or corrupt") from None
+
+
+def parse_yaml(text: str, where: object) -> Any:
+    """The value of a YAML text, without tags that execute code, and without aliases that expand to millions of values."""
+    try:
+        value = yaml.safe_load(text)
+    except MemoryError:
+        raise
+    except RecursionError:
+        raise ValueError(f"{where} is not YAML: it is nested too deeply") from None
+    except Exception as error:  # besides YAMLError, its constructors raise AttributeError, KeyError, IndexError and others
+        reason = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else f"a value has a wrong format: {error}"
+        raise ValueError(f"{where} is not YAML: {reason}") from None
+    if _expanded_size(value, {}) > _MOST_VALUES:
+        raise ValueError(f"{where} is not usable: its aliases (*name) repeat themselves, or expand to too many values")
+    return value
+
+
+def _expanded_size(value: Any, known: dict[int, float]) -> float:
+    """Number of values with every alias expanded; infinite if one contains itself. `known` has the sizes by id."""
+    if not isinstance(value, list | dict | set | tuple):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = math.inf  # while its items are counted
+        items = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
+        known[id(value)] = 1 + sum(_expanded_size(item, known) for item in items)
+    return known[id(value)]
+
+
+def seal_text(text: str) -> str:
+    """The text with its checksum as a comment in the last line."""
+    return f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()} of the lines above; delete this line to edit them\n"
+
+
+def sealed_text(path: Path) -> str:
+    """The text of a file; raises if it has a checksum that does not match."""
+    text = read_text(path)
+    body, mark, seal = text.rpartition(_SEAL)
+    if mark and hashlib.sha256(body.encode()).hexdigest() != seal[:64]:
+        raise ValueError(
+            f"{path} does not match the checksum in its last line: it is corrupt, or was edited; if you edited it, delete that "
+            "line"
+        )
+    return text

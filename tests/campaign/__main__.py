@@ -1,0 +1,147 @@
+"""Attack the package for a time, and print a table of what was tried and what came of it.
+
+    python -m tests.campaign --seed 0 --minutes 120          everything, round after round
+    python -m tests.campaign --seed 0 --only "flipped bits" --round 17 --minutes 0    one round again
+
+Every round has a seed of its own, made of the campaign's seed, the name of the attack and the number of the round. The exit
+code is 1 if any outcome was wrong.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+import torch
+
+from tailprop.tasks import TASKS, find_spec
+from tests.campaign import attack_files, attack_runs, attack_texts
+from tests.campaign.outcomes import Outcome, Tally, Verdict
+from tests.campaign.subjects import Subject, prepare
+
+__all__ = ["ATTACKS", "Plan", "campaign", "main", "print_table"]
+
+SHOWN: Final = 8  # wrong outcomes of an attack that are printed
+Act = Callable[[Subject, Random, Path], Iterator[Verdict]]
+
+
+class Attack(NamedTuple):
+    """An attack on some tasks, which it takes in turns; `weight` is its share of the time."""
+
+    act: Act
+    tasks: tuple[str, ...] = TASKS
+    weight: float = 1.0
+
+
+ATTACKS: Final[dict[str, Attack]] = {
+    "kills": Attack(attack_runs.kill_at_random, weight=3),
+    "kills of two processes": Attack(attack_runs.kill_two_ranks, ("classify", "restore")),
+    "flipped bits": Attack(attack_runs.flip_bits, weight=3),
+    "full disk": Attack(attack_runs.fill_disk, weight=1.5),
+    "leaks": Attack(attack_runs.look_for_leaks, weight=0.5),
+    "images": Attack(attack_files.mutate_images, weight=2),
+    "COCO json": Attack(attack_files.mutate_coco, ("detect",)),
+    "label maps": Attack(attack_files.mutate_labels, ("segment",)),
+    "parquet": Attack(attack_files.mutate_parquet, ("classify",), 2),
+    "recipes": Attack(attack_texts.mutate_recipes),
+    "command lines": Attack(attack_texts.mutate_commands),
+    "checkpoints": Attack(attack_texts.hostile_checkpoints),
+    "names": Attack(attack_texts.hostile_names, weight=0.5),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is attacked, and for how long."""
+
+    seed: int = 0
+    minutes: float = 10.0
+    rounds: int = 1  # of each attack, at least
+    first: int = 0  # number of the first round
+    only: Sequence[str] = ()  # names of attacks; none = all
+    tasks: Sequence[str] = TASKS
+
+
+def campaign(root: Path, plan: Plan) -> list[Tally]:
+    """Run rounds of the attacks until the time is over; the one with the least time for its weight is next."""
+    _import_everything()
+    names = [name for name in ATTACKS if not plan.only or name in plan.only]
+    subjects: dict[str, Subject] = {}
+    tallies = {name: Tally(name) for name in names}
+    spent, done = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    end = time.monotonic() + 60 * plan.minutes
+    while left := [name for name in names if time.monotonic() < end or done[name] < plan.rounds]:
+        name = min(left, key=lambda name: spent[name] / ATTACKS[name].weight)
+        began = time.monotonic()
+        _one_round(name, root, plan, plan.first + done[name], tallies[name], subjects)
+        done[name] += 1
+        spent[name] += time.monotonic() - began
+    return list(tallies.values())
+
+
+def _import_everything() -> None:
+    """Before the forks; nothing is computed, so that no thread is running when a child is forked."""
+    torch.set_num_threads(1)
+    for spec in map(find_spec, TASKS):
+        for part in (spec.task, spec.load, spec.evaluate, spec.predict):
+            spec.part(part)
+
+
+def _one_round(name: str, root: Path, plan: Plan, number: int, tally: Tally, subjects: dict[str, Subject]) -> None:
+    own = [task for task in ATTACKS[name].tasks if task in plan.tasks] or list(ATTACKS[name].tasks)
+    task = own[number % len(own)]
+    if task not in subjects:
+        subjects[task] = prepare(task, root)
+    where, work = f"{name}, round {number} ({task})", root / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    found = list(ATTACKS[name].act(subjects[task], Random(f"{plan.seed} {name} {number}"), work))
+    for verdict in found:
+        tally.add(verdict, where)
+    if any(verdict.outcome is Outcome.WRONG for verdict in found):
+        shutil.copytree(work, root / "wrong" / f"{name} {number}".replace(" ", "_"), symlinks=True, ignore=_special_files)
+
+
+def _special_files(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if not (Path(folder, name).is_file() or Path(folder, name).is_dir())]
+
+
+def print_table(tallies: Sequence[Tally]) -> None:
+    rows = [["attack", "tried", *(outcome.value for outcome in Outcome)], *(tally.cells() for tally in tallies)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]))
+    for tally in tallies:
+        for line in list(dict.fromkeys(tally.details))[:SHOWN]:
+            print(f"wrong: {line!r}")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--only", nargs="*", default=[], choices=list(ATTACKS), help="names of attacks")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of each attack, at least")
+    parser.add_argument("--round", type=int, default=0, help="the first round of each attack, to repeat it")
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--keep", type=Path, help="folder for the files of wrong outcomes; default: a temporary one")
+    given = parser.parse_args(args)
+    root = given.keep or Path(tempfile.mkdtemp(prefix="campaign"))
+    tallies = campaign(root.resolve(), Plan(given.seed, given.minutes, given.rounds, given.round, given.only, given.tasks))
+    print_table(tallies)
+    is_wrong = any(tally.counts[Outcome.WRONG] for tally in tallies)
+    if is_wrong:
+        print(f"the files of wrong outcomes are in {root / 'wrong'}")
+    elif given.keep is None:
+        shutil.rmtree(root, ignore_errors=True)
+    return 1 if is_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
