@@ -2,12 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tailprop.utils.files import write_atomically
-
-if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing
-    from matplotlib.figure import Figure
+from tailprop.tasks.common.look import new_figure, save_figure
 
 __all__ = ["draw_curves", "draw_learning", "new_figure", "save_figure"]
 
@@ -46,19 +42,3 @@ def draw_curves(curves: dict[str, tuple[list[float], list[float]]], path: Path, 
     axes.grid(alpha=0.3)
     axes.legend()
     save_figure(figure, path)
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # needs no display
-    return figure
-
-
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure in the format of its suffix, in a folder that is created if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kind = path.suffix.lower().lstrip(".") or "png"
-    write_atomically(path, lambda part: figure.savefig(part, dpi=120, format=kind))
