@@ -1,14 +1,16 @@
 """Time and memory of the operators over the number of tokens, with fitted exponents."""
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tailprop.backbone.mixers import build_mixer
 from tailprop.runtime.provenance import provenance
@@ -28,7 +30,8 @@ MIXERS: Final = {
 }
 SIDES: Final = (8, 16, 24, 32, 48, 64, 96, 128)
 CHANNELS: Final = 64
-ROUNDS: Final = 3
+ROUNDS: Final = (3, 15)  # of large and of small maps
+SMALL: Final = 64  # largest side of a small map
 FITTED: Final = 4  # the largest sizes, where constant costs no longer count
 MARKERS: Final = "osv^"
 
@@ -53,15 +56,44 @@ def exponent(tokens: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def peak_bytes_of(step: Callable[[], object]) -> int:
-    """The largest amount of memory that a step on the CPU holds beyond what was held before, temporaries included."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    """The largest sum of the tensors that a step holds at a time, beyond what was held before."""
+    with torch.no_grad(), LiveBytes() as live:
         step()
-    held = peak = 0
-    for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
+    return live.peak
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors that operations return, as long as they live; buffers inside a kernel are not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users: dict[int, int] = {}  # tensors of each storage
+        self.held = self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                key = tensor.untyped_storage()._cdata
+                if key in self.users or key not in given:  # a view of an input costs nothing
+                    self._add(tensor, key)
+        return result
+
+    def _add(self, tensor: Tensor, key: int) -> None:
+        size = tensor.untyped_storage().nbytes()
+        self.held += size if key not in self.users else 0
+        self.peak = max(self.peak, self.held)
+        self.users[key] = self.users.get(key, 0) + 1
+        weakref.finalize(tensor, self._remove, key, size)
+
+    def _remove(self, key: int, size: int) -> None:
+        self.users[key] -= 1
+        if self.users[key] == 0:
+            del self.users[key]
+            self.held -= size
 
 
 @look()
@@ -84,10 +116,10 @@ def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
     ]
     note = (
         f"One forward pass of each operator on a square map with {CHANNELS} channels, batch 1, float32, on "
-        f"{where['hardware']}, {where['threads']} threads: the fastest of {ROUNDS} rounds, and the peak of what PyTorch allocated "
-        f"meanwhile. Exponents are fitted to the {FITTED} largest sizes. Attention is PyTorch's fused one, which never stores the "
-        "N x N matrix: its memory is linear, its time is not. In heat, wave and TPO the products with the cosine basis grow as "
-        "N^1.5, everything else as N."
+        f"{where['hardware']}, {where['threads']} threads: the fastest of {ROUNDS[0]} to {ROUNDS[1]} rounds, and the peak of the "
+        f"tensors alive. Exponents are fitted to the {FITTED} largest sizes. Attention is PyTorch's fused one, which never stores "
+        "the N x N matrix: its memory is linear, its time is not. In heat, wave and TPO the products with the cosine basis grow "
+        "as N^1.5, everything else as N."
     )
     return [Picture("complexity", "Complexity", note, figure, rows)]
 
@@ -101,7 +133,7 @@ def measure(seed: int = 0, tick: Tick = lambda _: None, sides: Sequence[int] = S
     for side in sides:
         steps = {mixer: _step(mixer, side) for mixer in MIXERS}
         seconds: dict[str, list[float]] = {mixer: [] for mixer in MIXERS}
-        for _ in range(ROUNDS + 1):
+        for _ in range(1 + ROUNDS[side <= SMALL]):
             for mixer, step in steps.items():
                 began = time.perf_counter()
                 step()

@@ -59,12 +59,17 @@ def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
     figure = new_figure(8.4, 5.6)
     panels = figure.subplots(2, 2)
     for axes, score in zip(panels.flat, LABELS, strict=True):
-        _draw_score(axes, score, found)
+        _draw_score(axes, score, {_name(group): found[name] for name, group in groups.items()})
     panels[0, 0].set_ylabel("/".join(dict.fromkeys(_gate_label(group[0]) for group in groups.values())))
     name_panels(panels.ravel().tolist())
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    figure.legend(handles, labels, loc="outside upper center", ncols=1)
     return [Picture("diagnostics", "Stage-wise diagnostics", _note(groups, inputs), figure, _rows(groups, found))]
+
+
+def _name(group: Sequence[Network]) -> str:
+    """The run, or what several of them share."""
+    return group[0].label if len(group) == 1 else f"{group[0].model} with {group[0].mixer}, {group[0].data}, {len(group)} seeds"
 
 
 def _gate_label(network: Network) -> str:
@@ -81,7 +86,7 @@ def _draw_score(axes: "Axes", score: str, found: dict[str, list[Stages]]) -> Non
         spreads = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
         at = [1 + stage + (place - (len(found) - 1) / 2) * width for stage in stages]
         drawn = axes.bar(at, means, 0.92 * width, yerr=spreads if len(seeds) > 1 else None, capsize=3, color=COLORS[place])
-        drawn.set_label(f"{name} ({len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'})")
+        drawn.set_label(name)
         axes.bar_label(drawn, [f"{mean:.3f}" for mean in means], fontsize=7.5 if len(found) > 1 else 8.5, padding=2)
     axes.set(title=LABELS[score], xlabel="stage", xticks=range(1, 1 + len(stages)))
     axes.margins(y=0.15)
@@ -91,8 +96,8 @@ def _note(groups: dict[str, list[Network]], inputs: Inputs) -> str:
     subjects = " ".join(f"{name}: {'; '.join(network.label for network in group)}." for name, group in groups.items())
     return (
         f"{subjects} Mean over {len(inputs.photos)} images; error bars are the standard deviation over seeds. "
-        "E = |DCT(X)|\u00b2; the effective contribution is \u03a3(1-\u03bb) h_C E / \u03a3 h_mix E, the response-only score the "
-        "mean of (1-\u03bb) h_C / h_mix. Frequencies are relative to \u221a2 \u03c0."
+        "E = |DCT(X)|\u00b2; the effective contribution is \u03a3(1-\u03bb) h_C E / \u03a3 h_mix E, the response-only score "
+        "the mean of (1-\u03bb) h_C / h_mix. Frequencies are relative to \u221a2 \u03c0."
     )
 
 

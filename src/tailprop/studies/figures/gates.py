@@ -23,6 +23,7 @@ __all__ = ["draw", "pick", "widest_interval"]
 Array = npt.NDArray[np.float64]
 POINTS = 241  # frequencies of a curve
 PICKED = ("low", "intermediate", "high")
+STYLES = ("-", "--", ":")
 WIDTH = 0.15  # of the enlarged interval, as a share of the axis
 
 
@@ -94,13 +95,16 @@ def _picture(name: str, network: Network, samples: Sequence[Sample], gates: Gate
     figure = new_figure(8.4, 6.4)
     panels = figure.subplot_mosaic([list("aabbcc"), list("AABBCC"), ["s"] * 6], height_ratios=[1.0, 0.75, 1.6])
     most = max(float(v.max()) for v in gates.values)
+    digits = _digits(gates)
     for place, (word, index) in enumerate(zip(PICKED, gates.picked, strict=True)):
         mean = float(np.mean([values[index] for values in gates.values]))
         image = panels["abc"[place]]
         image.imshow(samples[index].shown, cmap="gray")
-        image.set_title(f"{word} {gates.name} = {mean:.3f}")
+        image.set_title(f"{word} {gates.name} = {mean:.{digits}f}")
         image.axis("off")
-        _draw_bars(panels["ABC"[place]], [float(v[index]) for v in gates.values], COLORS[place], gates.name, most)
+        bars = _draw_bars(panels["ABC"[place]], [float(v[index]) for v in gates.values], COLORS[place], most)
+        panels["ABC"[place]].bar_label(bars, fmt=f"{{:.{digits}f}}", fontsize=8, padding=1)
+        panels["ABC"[place]].set_ylabel(gates.name if place == 0 else "")
     _draw_curves(panels["s"], gates, widest)
     figure.suptitle(plain(network.label))
     spread = max(float(v.max() - v.min()) for v in gates.values)
@@ -113,28 +117,43 @@ def _picture(name: str, network: Network, samples: Sequence[Sample], gates: Gate
     return Picture(name, "Gates of single images", note, figure, _rows(network, samples, gates))
 
 
-def _draw_bars(axes: "Axes", values: Sequence[float], color: str, name: str, most: float) -> None:
-    drawn = axes.bar(range(1, len(values) + 1), values, 0.6, color=color)
-    axes.bar_label(drawn, [f"{value:.3f}" for value in values], fontsize=8, padding=1)
-    axes.set(xticks=range(1, len(values) + 1), ylim=(0, max(1.0, 1.25 * most)), xlabel="stage", ylabel=name)
+def _digits(gates: Gates) -> int:
+    """Decimals with which the picked images differ: 3, or up to 5 where the gate hardly depends on the image."""
+    means = np.mean(gates.values, axis=0)[list(gates.picked)]
+    difference = float(np.ptp(means))
+    return 3 if difference > 5e-3 or difference < 1e-6 else 4 if difference > 5e-4 else 5
+
+
+def _draw_bars(axes: "Axes", values: Sequence[float], color: str, most: float) -> Any:
+    axes.set(xticks=range(1, len(values) + 1), ylim=(0, max(1.0, 1.25 * most)), xlabel="stage")
+    return axes.bar(range(1, len(values) + 1), values, 0.6, color=color)
 
 
 def _draw_curves(axes: "Axes", gates: Gates, stage: int) -> None:
-    frequencies = np.linspace(0, HIGHEST, POINTS)
-    curves = gates.curves[stage]
+    frequencies, curves = np.linspace(0, HIGHEST, POINTS), gates.curves[stage]
     first, last = widest_interval(curves[0], curves[2])
-    inset = axes.inset_axes((0.62, 0.48, 0.36, 0.5))
-    for panel, part in ((axes, slice(None)), (inset, slice(first, last + 1))):
-        for place, word in enumerate(PICKED):
-            style = ("-", "--", ":")[place]
-            panel.plot(frequencies[part], curves[place][part], style, color=COLORS[place], label=f"{word} {gates.name}")
+    for place, word in enumerate(PICKED):
+        axes.plot(frequencies, curves[place], STYLES[place], color=COLORS[place], label=f"{word} {gates.name}")
     axes.set(xlabel=r"frequency $\sqrt{\rho}$, radians per position", ylabel=f"response, stage {stage + 1}")
     axes.set(xlim=(0, HIGHEST), ylim=(0, 1.08 * max(1.0, float(curves.max()))))
     axes.axvspan(frequencies[first], frequencies[last], color=HIDDEN, alpha=0.12, linewidth=0)
     axes.legend(loc="lower left")
-    inset.set_title("where low and high differ most", fontsize=8.5)
-    inset.set_xlim(frequencies[first], frequencies[last])
+    is_low = float(curves[:, POINTS // 2 :].mean()) < 0.5  # the inset goes where the curves are not
+    inset = axes.inset_axes((0.6, 0.46 if is_low else 0.14, 0.38, 0.44))
+    _draw_inset(inset, frequencies[first : last + 1], curves[:, first : last + 1])
+
+
+def _draw_inset(inset: "Axes", frequencies: Array, curves: Array) -> None:
+    """The interval enlarged; differences from the intermediate image where the curves would lie on each other."""
+    hidden = float(np.abs(curves[2] - curves[0]).max()) < 0.05 * float(np.ptp(curves))
+    for place in range(len(PICKED)):
+        shown = curves[place] - curves[1] if hidden else curves[place]
+        inset.plot(frequencies, shown, STYLES[place], color=COLORS[place])
+    inset.set_title("where low and high differ most" + (": minus intermediate" if hidden else ""), fontsize=8.5)
+    inset.set_xlim(frequencies[0], frequencies[-1])
     inset.tick_params(labelsize=8)
+    inset.ticklabel_format(axis="y", scilimits=(-3, 3))
+    inset.yaxis.get_offset_text().set_fontsize(8)
 
 
 def _rows(network: Network, samples: Sequence[Sample], gates: Gates) -> list[dict[str, Any]]:

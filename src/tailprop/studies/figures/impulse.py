@@ -57,7 +57,8 @@ def _picture(name: str, network: Network, inputs: Inputs) -> Picture:
     maps = [spread(layer, mixed, source, side) for mixed in mixes]
     figure = new_figure(9.6, 5.4)
     top = [f"m{i}" for i in range(len(mixes))]
-    panels = figure.subplot_mosaic([top, ["r"] * len(mixes)], height_ratios=[1, 1.25])
+    layout: list[Any] = [top, ["r"] * len(mixes)]
+    panels = figure.subplot_mosaic(layout, height_ratios=[1, 1.25])
     for panel, mixed, response in zip(top, mixes, maps, strict=True):
         drawn = draw_map(panels[panel], response, float(np.abs(response).max()))
         panels[panel].set_title(f"{mixed.label}\n{_kept(response, source):.1f} % at the source")

@@ -120,7 +120,7 @@ def _frame(y: Array, lam: float) -> Image.Image:
     left.set(title=f"\u03bb = {lam:.2f}", xlabel="x, positions", ylabel="y, positions")
     bar = figure.colorbar(image, ax=left, shrink=0.85)
     bar.set_label("response / peak, log10")
-    r = np.arange(1, half + 1)
+    r = np.arange(1.0, half + 1)
     right.loglog(r, gaussian_kernel(r) / gaussian_kernel(np.zeros(1)), ":", color=GAUSSIAN, label="Gaussian", linewidth=1)
     right.loglog(r, cauchy_kernel(r) / cauchy_kernel(np.zeros(1)), ":", color=CAUCHY, label="Cauchy", linewidth=1)
     right.loglog(r, np.maximum(y[half, half + 1 :] / peak, 1e-9), color=mix_color(lam, (0, 1)), linewidth=2.2, label="mix")

@@ -68,7 +68,8 @@ class Network:
     def stages(self) -> list[list[TPOLayer]]:
         """The layers of each stage: lists of layers, in the order in which the network has them."""
         lists = (module for module in self.trunk.modules() if isinstance(module, nn.ModuleList))
-        return [list(layers) for layers in lists if len(layers) and all(isinstance(layer, TPOLayer) for layer in layers)]
+        found = [[layer for layer in layers if isinstance(layer, TPOLayer)] for layers in lists]
+        return [stage for stage in found if stage]
 
     @property
     def operators(self) -> list[list[TailPropagation]]:
@@ -146,7 +147,7 @@ def load_network(where: str, size_px: int | None = None) -> Network:
         path=where,
         model=settings.model.name,
         mixer=_mixer(settings.model),
-        data=f"{_dataset(settings.data)} {size} px",
+        data=_data(settings.data, size),
         score=_score(Path(where), settings.task),
         size_px=size,
         trunk=trunk,
@@ -172,10 +173,14 @@ def _mixer(model: Any) -> str:
     return str(model.args.get("mixer", known.get("mixer", "tailprop")))
 
 
-def _dataset(data: Any) -> str:
+def _data(data: Any, size: int) -> str:
+    """Dataset and image size, and the size of the figure's images if that is another."""
     root = getattr(data, "root", None) or getattr(data, "test", None)
     names = [getattr(data, "problem", ""), Path(root).name if root else "", getattr(data, "source", "")]
-    return next((name for name in names if name), "")
+    trained = getattr(data, "size_px", None) or getattr(data, "short_px", None) or getattr(data, "crop_px", size)
+    return f"{next((name for name in names if name), '')} at {trained} px" + (
+        f", drawn at {size} px" if size != trained else ""
+    )
 
 
 def _score(where: Path, task: str) -> str:

@@ -44,7 +44,8 @@ def look() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=COLORS)}):
+    style: Any = {**_STYLE, "axes.prop_cycle": cycler(color=COLORS)}
+    with matplotlib.rc_context(style):
         yield
 
 
