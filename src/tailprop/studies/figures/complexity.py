@@ -114,23 +114,24 @@ def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
         dict(mixer=m.mixer, tokens=m.tokens, channels=CHANNELS, seconds=f"{m.seconds:.6g}", peak_bytes=m.peak_bytes) | where
         for m in measured
     ]
+    rounds = f"{ROUNDS[0]} to {ROUNDS[1]} rounds"
+    machine = f"{where['hardware']}, {where['threads']} threads"
     note = (
-        f"One forward pass of each operator on a square map with {CHANNELS} channels, batch 1, float32, on "
-        f"{where['hardware']}, {where['threads']} threads: the fastest of {ROUNDS[0]} to {ROUNDS[1]} rounds, and the peak of the "
-        f"tensors alive. Exponents are fitted to the {FITTED} largest sizes. Attention is PyTorch's fused one, which never stores "
-        "the N x N matrix: its memory is linear, its time is not. In heat, wave and TPO the products with the cosine basis grow "
-        "as N^1.5, everything else as N."
+        f"One forward pass of each operator on a square map with {CHANNELS} channels, batch 1, float32, on {machine}: the "
+        f"fastest of {rounds}, and the peak of the tensors alive. Exponents are fitted to the largest {FITTED} sizes. "
+        "Attention is PyTorch's fused one, which never stores the N x N matrix: its memory is linear, its time is not. In heat, "
+        "wave and TPO the products with the cosine basis grow as N^1.5, everything else as N."
     )
     return [Picture("complexity", "Complexity", note, figure, rows)]
 
 
 @torch.inference_mode()
-def measure(seed: int = 0, tick: Tick = lambda _: None, sides: Sequence[int] = SIDES) -> list[Measured]:
+def measure(seed: int = 0, tick: Tick = lambda _: None) -> list[Measured]:
     """Every operator at every size, in turn, so that a slow moment of the machine hits all of them."""
     torch.manual_seed(seed)
-    work = sum(side**2 for side in sides)
+    work = sum(side**2 for side in SIDES)
     found = []
-    for side in sides:
+    for side in SIDES:
         steps = {mixer: _step(mixer, side) for mixer in MIXERS}
         seconds: dict[str, list[float]] = {mixer: [] for mixer in MIXERS}
         for _ in range(1 + ROUNDS[side <= SMALL]):
@@ -156,7 +157,7 @@ def _draw_cost(axes: "Axes", measured: Sequence[Measured], cost: Callable[[Measu
         tokens, costs = [float(m.tokens) for m in own], [cost(m) for m in own]
         slope = exponent(tokens[-FITTED:], costs[-FITTED:])
         label = f"{title}: $N^{{{slope:.2f}}}$"
-        axes.plot(tokens, costs, marker=MARKERS[place], markersize=4.5, color=COLORS[place], label=label)
+        axes.plot(tokens, costs, marker=MARKERS[place], markersize=8 - 1.4 * place, color=COLORS[place], label=label)
     axes.set(xscale="log", yscale="log", xlabel="tokens N (positions of the map)")
     axes.grid(which="major")
     axes.axvline(3136, color=HIDDEN, linewidth=0.8, linestyle=":")

@@ -13,7 +13,7 @@ from tailprop.backbone.operator import TailPropagation
 from tailprop.studies.figures.gate import HIGHEST, gate_name, gate_of, responses_at
 from tailprop.studies.figures.inputs import Inputs, Picture, Sample, Tick
 from tailprop.studies.figures.network import Network, batches
-from tailprop.tasks.common.look import COLORS, HIDDEN, look, new_figure, plain
+from tailprop.tasks.common.look import COLORS, HIDDEN, look, new_figure, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +106,7 @@ def _picture(name: str, network: Network, samples: Sequence[Sample], gates: Gate
         panels["ABC"[place]].bar_label(bars, fmt=f"{{:.{digits}f}}", fontsize=8, padding=1)
         panels["ABC"[place]].set_ylabel(gates.name if place == 0 else "")
     _draw_curves(panels["s"], gates, widest)
-    figure.suptitle(plain(network.label))
+    set_title(figure, network.label)
     spread = max(float(v.max() - v.min()) for v in gates.values)
     note = (
         f"{network.label}. The images with the lowest, the median and the highest {gates.name} (mean of all layers and "

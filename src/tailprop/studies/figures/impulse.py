@@ -20,7 +20,7 @@ from tailprop.studies.figures.propagate import (
     suffix_of,
     sweep,
 )
-from tailprop.tasks.common.look import HIDDEN, color_bar, look, new_figure, plain
+from tailprop.tasks.common.look import HIDDEN, color_bar, look, new_figure, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def _picture(name: str, network: Network, inputs: Inputs) -> Picture:
     panels["m0"].set_ylabel("y, positions")
     color_bar(figure, drawn, [panels[panel] for panel in top], "|response| / peak, log10")
     rows = _draw_decay(panels["r"], layer, mixes, maps, source)
-    figure.suptitle(f"Impulse through {layer.name} ({plain(layer.describe_scales)})\n{plain(network.label)}")
+    set_title(figure, f"Impulse through {layer.name} ({layer.describe_scales})", network.label)
     note = (
         f"{network.label}. An impulse in the middle of an empty map of {side} x {side} positions through the exact operator "
         f"with the scales of {layer.name} ({layer.describe_scales}), the one of its stage that reaches furthest"

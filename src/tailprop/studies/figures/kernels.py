@@ -11,7 +11,7 @@ from PIL import Image
 from tailprop.backbone.operator import tail_propagate
 from tailprop.studies.figures.inputs import Inputs, Picture, Tick
 from tailprop.studies.figures.propagate import DECADES, mix_color
-from tailprop.tasks.common.look import CAUCHY, GAUSSIAN, HIDDEN, look, name_panels, new_figure
+from tailprop.tasks.common.look import CAUCHY, GAUSSIAN, HIDDEN, color_bar, look, name_panels, new_figure
 
 __all__ = ["cauchy_kernel", "draw", "gaussian_kernel", "kernel_frames", "outside"]
 
@@ -98,38 +98,47 @@ def _explain(panels: Any) -> None:
     panels[1, 1].text(0.64, 0.42, text, transform=panels[1, 1].transAxes, fontsize=9)
 
 
-def kernel_frames(side: int = SIDE, frames: int = FRAMES) -> list[Image.Image]:
+def kernel_frames() -> list[Image.Image]:
     """Frames of an animation: the map of an impulse and its decay, lambda from 0 to 1 and back."""
-    x = torch.zeros(1, side, side, 1, dtype=torch.float64)
-    x[0, side // 2, side // 2] = 1.0
-    scales = (LENGTH**2 / 2, LENGTH)
-    drawn = []
-    for lam in np.linspace(0, 1, frames):
-        y = tail_propagate(x, scales, (float(lam), 1 - float(lam)))[0, ..., 0].numpy()
-        drawn.append(_frame(y, float(lam)))
-    hold = [drawn[-1]] * 4
-    return [drawn[0]] * 4 + drawn + hold + drawn[-2:0:-1]
+    x = torch.zeros(1, SIDE, SIDE, 1, dtype=torch.float64)
+    x[0, SIDE // 2, SIDE // 2] = 1.0
+    scene, drawn = _Scene(SIDE // 2), []
+    for lam in np.linspace(0, 1, FRAMES).tolist():
+        y = tail_propagate(x, (LENGTH**2 / 2, LENGTH), (lam, 1 - lam))[0, ..., 0].numpy()
+        drawn.append(scene.frame(y, lam))
+    return [drawn[0]] * 4 + drawn + [drawn[-1]] * 4 + drawn[-2:0:-1]
 
 
-def _frame(y: Array, lam: float) -> Image.Image:
-    figure = new_figure(6.4, 3.0)
-    left, right = figure.subplots(1, 2)
-    half, peak = len(y) // 2, y.max()
-    decades = np.log10(np.maximum(y / peak, 10.0 ** -(DECADES + 1)))
-    image = left.imshow(decades, cmap="magma", vmin=-DECADES, vmax=0, extent=(-half, half, half, -half))
-    left.set(title=f"\u03bb = {lam:.2f}", xlabel="x, positions", ylabel="y, positions")
-    bar = figure.colorbar(image, ax=left, shrink=0.85)
-    bar.set_label("response / peak, log10")
-    r = np.arange(1.0, half + 1)
-    right.loglog(r, gaussian_kernel(r) / gaussian_kernel(np.zeros(1)), ":", color=GAUSSIAN, label="Gaussian", linewidth=1)
-    right.loglog(r, cauchy_kernel(r) / cauchy_kernel(np.zeros(1)), ":", color=CAUCHY, label="Cauchy", linewidth=1)
-    right.loglog(r, np.maximum(y[half, half + 1 :] / peak, 1e-9), color=mix_color(lam, (0, 1)), linewidth=2.2, label="mix")
-    right.set(xlabel="distance, positions", ylabel="response / peak", ylim=(10.0**-DECADES, 1.5), xlim=(1, half))
-    right.grid()
-    right.legend(loc="lower left")
-    figure.canvas.draw()
-    pixels = np.asarray(figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
-    return Image.fromarray(pixels[..., :3].copy())
+class _Scene:
+    """The figure of the animation; a frame changes its data, because laying it out again would take most of the time."""
+
+    def __init__(self, half: int) -> None:
+        self.half = half
+        self.figure = new_figure(6.4, 3.0)
+        self.left, right = self.figure.subplots(1, 2)
+        extent = (-half, half, half, -half)
+        self.image = self.left.imshow(np.zeros((2, 2)), cmap="magma", vmin=-DECADES, vmax=0, extent=extent)
+        self.left.set(title="\u03bb = 0.00", xlabel="x, positions", ylabel="y, positions")
+        color_bar(self.figure, self.image, self.left, "response / peak, log10")
+        r, zero = np.arange(1.0, half + 1), np.zeros(1)
+        right.loglog(r, gaussian_kernel(r) / gaussian_kernel(zero), ":", color=GAUSSIAN, label="Gaussian", linewidth=1)
+        right.loglog(r, cauchy_kernel(r) / cauchy_kernel(zero), ":", color=CAUCHY, label="Cauchy", linewidth=1)
+        (self.curve,) = right.loglog(r, np.ones_like(r), linewidth=2.2, label="mix", color=CAUCHY)
+        right.set(xlabel="distance, positions", ylabel="response / peak", ylim=(10.0**-DECADES, 1.5), xlim=(1, half))
+        right.grid()
+        right.legend(loc="lower left")
+        self.figure.canvas.draw()
+        self.figure.set_layout_engine("none")
+
+    def frame(self, y: Array, lam: float) -> Image.Image:
+        shares = np.maximum(y / y.max(), 10.0 ** -(DECADES + 1))
+        self.image.set_data(np.log10(shares))
+        self.left.set_title(f"\u03bb = {lam:.2f}")
+        self.curve.set_ydata(shares[self.half, self.half + 1 :])
+        self.curve.set_color(mix_color(lam, (0, 1)))
+        self.figure.canvas.draw()
+        pixels = np.asarray(self.figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
+        return Image.fromarray(pixels[..., :3].copy())
 
 
 def _rows(r: Array, kernels: Sequence[Array], w: Array, spectra: Sequence[Array]) -> list[dict[str, Any]]:

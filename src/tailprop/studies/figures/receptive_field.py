@@ -14,12 +14,13 @@ from torch import Tensor
 
 from tailprop.studies.figures.inputs import Inputs, Picture, Sample, Tick
 from tailprop.studies.figures.network import Network, batches, untrained
-from tailprop.tasks.common.look import color_bar, look, new_figure, plain
+from tailprop.tasks.common.look import color_bar, look, new_figure, set_title
 
 __all__ = ["area_holding", "draw", "receptive_field"]
 
 Field = npt.NDArray[np.float64]
 DECADES = 4  # of the colour scale
+AREAS = "above each: the area, in % of the image, that holds 50 % and 90 % of the field"
 CASES = 4  # images that are drawn alone
 
 
@@ -68,7 +69,7 @@ def _fields(network: Network, samples: Sequence[Sample], seed: int, tick: Callab
 
 
 def _draw_means(columns: Sequence[tuple[Network, list[Sample], list[list[Field]]]]) -> Picture:
-    figure = new_figure(1.2 + 2.1 * len(columns), 5.1)
+    figure = new_figure(1.2 + 2.1 * len(columns), 5.7)
     panels = figure.subplots(2, len(columns), squeeze=False)
     rows = []
     for place, (network, samples, fields) in enumerate(columns):
@@ -81,7 +82,7 @@ def _draw_means(columns: Sequence[tuple[Network, list[Sample], list[list[Field]]
             _label(axes, left=f"{state}\ny, px" if place == 0 else "", bottom="x, px" if row else "")
             rows.append(_row(network, state, len(samples), areas, mean))
     color_bar(figure, drawn, panels.ravel().tolist(), "gradient over its maximum, log10")
-    figure.suptitle(f"Effective receptive field, {plain(_subject(columns))}")
+    set_title(figure, f"Effective receptive field, {_subject(columns)}", AREAS)
     note = (
         "|gradient| of the centre of the last feature map with respect to the image, mean over the images; the numbers are the "
         "area that holds 50 % and 90 % of its mass, in per cent of the image. "
@@ -110,7 +111,7 @@ def _draw_cases(columns: Sequence[tuple[Network, list[Sample], list[list[Field]]
             axes.set(xticks=[], yticks=[])
             rows.append({"image": samples[case].name, **_row(network, "trained", 1, areas, field)})
     color_bar(figure, drawn, panels[:, 1:].ravel().tolist(), "gradient over its maximum, log10")
-    figure.suptitle(f"Effective receptive field of single images, {plain(columns[0][0].data)}")
+    set_title(figure, f"Effective receptive field of single images, {_subject(columns, single=True)}", AREAS)
     note = "The same for single images and trained networks (Appendix H of the paper)."
     return Picture("receptive_field_cases", "Effective receptive field of single images", note, figure, rows)
 
@@ -129,10 +130,11 @@ def _row(network: Network, state: str, count: int, areas: Sequence[float], field
     }
 
 
-def _subject(columns: Sequence[tuple[Network, list[Sample], list[list[Field]]]]) -> str:
+def _subject(columns: Sequence[tuple[Network, list[Sample], list[list[Field]]]], single: bool = False) -> str:
     models = dict.fromkeys(network.model for network, _, _ in columns)
     data = dict.fromkeys(network.data for network, _, _ in columns)
-    return f"{', '.join(models)}, {', '.join(data)}, {len(columns[0][1])} images"
+    images = "" if single else f", {len(columns[0][1])} images"
+    return f"{', '.join(models)}, {', '.join(data)}{images}"
 
 
 def _decades(field: Field) -> Field:

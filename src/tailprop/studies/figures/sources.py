@@ -7,7 +7,7 @@ import numpy as np
 from tailprop.studies.figures.inputs import Inputs, Picture, Tick
 from tailprop.studies.figures.network import Network
 from tailprop.studies.figures.propagate import draw_map, pick_layer, spread, suffix_of, sweep
-from tailprop.tasks.common.look import color_bar, look, new_figure, plain
+from tailprop.tasks.common.look import color_bar, look, new_figure, set_title
 
 __all__ = ["PLACES", "draw"]
 
@@ -43,7 +43,7 @@ def _picture(name: str, network: Network, inputs: Inputs) -> Picture:
             axes.set_xlabel("x, positions" if row == len(PLACES) - 1 else "")
             rows.append(_row(network, layer.name, place, source, mixed.label, response, peak))
     color_bar(figure, drawn, panels.ravel().tolist(), "|response| / peak, log10")
-    figure.suptitle(f"Sources through {layer.name} ({plain(layer.describe_scales)})\n{plain(network.label)}")
+    set_title(figure, f"Sources through {layer.name} ({layer.describe_scales})", network.label)
     note = (
         f"{network.label}. As the impulse, for three sources; near a border the response is reflected, which is what the "
         "cosine transform does."

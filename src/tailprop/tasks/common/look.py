@@ -1,5 +1,6 @@
 """The look of every figure: colours, sizes, fonts, colour bars, and writing to a file."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,19 @@ if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothin
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CAUCHY", "COLORS", "GAUSSIAN", "HIDDEN", "color_bar", "look", "name_panels", "new_figure", "plain", "save_figure"]
+__all__ = [
+    "CAUCHY",
+    "COLORS",
+    "GAUSSIAN",
+    "HIDDEN",
+    "color_bar",
+    "look",
+    "name_panels",
+    "new_figure",
+    "plain",
+    "save_figure",
+    "set_title",
+]
 
 # Okabe and Ito's colours, which people with every kind of colour vision can tell apart; the light ones come last.
 COLORS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -53,8 +66,9 @@ def new_figure(width: float, height: float) -> "Figure":
     """An empty figure in inches. Figures are 7 to 10 inches wide, so that their text is readable at the width of a page."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
     FigureCanvasAgg(figure)  # needs no display
     return figure
 
@@ -64,6 +78,12 @@ def save_figure(figure: "Figure", path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = path.suffix.lower().lstrip(".") or "png"
     write_atomically(path, lambda part: figure.savefig(part, dpi=DPI, format=kind))
+
+
+def set_title(figure: "Figure", *lines: str) -> None:
+    """A title above all panels; lines that are wider than the figure are wrapped."""
+    most = int(10.5 * figure.get_figwidth())  # characters
+    figure.suptitle("\n".join(textwrap.fill(plain(line), most) for line in lines))
 
 
 def color_bar(figure: "Figure", drawn: Any, axes: "Axes | Sequence[Axes]", label: str) -> None:
