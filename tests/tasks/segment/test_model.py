@@ -25,8 +25,9 @@ from tailprop.engine.settings import build
 from tailprop.engine.train_state import convert_batch_norms
 from tailprop.runtime.distributed import World
 from tailprop.tasks.common.classes import align_classes
+from tailprop.tasks.common.palette import class_color
 from tailprop.tasks.segment.data import SegmentAugmentConfig
-from tailprop.tasks.segment.draw import class_color, draw_labels, legend, with_legend
+from tailprop.tasks.segment.draw import draw_labels, legend, with_legend
 from tailprop.tasks.segment.inference import InferenceConfig, label_image, most_probable, slide, windows
 from tailprop.tasks.segment.metrics import confusion, score_confusion
 from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs

@@ -119,8 +119,8 @@ def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
     note = (
         f"One forward pass of each operator on a square map with {CHANNELS} channels, batch 1, float32, on {machine}: the "
         f"fastest of {rounds}, and the peak of the tensors alive. Exponents are fitted to the largest {FITTED} sizes. "
-        "Attention is PyTorch's fused one, which never stores the N x N matrix: its memory is linear, its time is not. In heat, "
-        "wave and TPO the products with the cosine basis grow as N^1.5, everything else as N."
+        "Attention is PyTorch's fused one, which never stores the N x N matrix: its memory is linear, its time is not. In "
+        "heat, wave and TPO the products with the cosine basis grow as N^1.5, everything else as N."
     )
     return [Picture("complexity", "Complexity", note, figure, rows)]
 

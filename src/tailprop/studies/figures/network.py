@@ -22,6 +22,7 @@ from tailprop.backbone.operator import TailPropagation
 from tailprop.backbone.registry import MODELS
 from tailprop.runtime.rng import seeded
 from tailprop.tasks import find_spec, load
+from tailprop.tasks.common.figures import dataset_name
 from tailprop.tasks.common.predictor import to_pil, to_tensor
 from tailprop.tasks.reach.data import to_input
 from tailprop.tasks.reach.photos import crop_photo
@@ -175,12 +176,8 @@ def _mixer(model: Any) -> str:
 
 def _data(data: Any, size: int) -> str:
     """Dataset and image size, and the size of the figure's images if that is another."""
-    root = getattr(data, "root", None) or getattr(data, "test", None)
-    names = [getattr(data, "problem", ""), Path(root).name if root else "", getattr(data, "source", "")]
     trained = getattr(data, "size_px", None) or getattr(data, "short_px", None) or getattr(data, "crop_px", size)
-    return f"{next((name for name in names if name), '')} at {trained} px" + (
-        f", drawn at {size} px" if size != trained else ""
-    )
+    return f"{dataset_name(data)} at {trained} px" + (f", drawn at {size} px" if size != trained else "")
 
 
 def _score(where: Path, task: str) -> str:

@@ -19,7 +19,7 @@ from tailprop.data.samplers import EvalSampler
 from tailprop.engine.config import TaskConfig
 from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, all_gather
-from tailprop.tasks.common.figures import draw_learning
+from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.pages import draw_page
 from tailprop.tasks.common.pyramid import check_pyramid_model
 from tailprop.tasks.common.task import BaseTask, data_summary
@@ -38,6 +38,7 @@ from tailprop.tasks.detect.metrics import score_results, to_results
 from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
 from tailprop.utils.files import write_json
 
+PAGE_PX = 320  # width of an image in predictions.jpg
 IMAGES_DRAWN = 12  # validation images in predictions.jpg
 __all__ = ["DetectConfig", "Detection", "detect_all"]
 
@@ -146,7 +147,8 @@ class Detection(BaseTask[DetectConfig]):
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         measured_on = "training images" if self.config.data.validate_on_train else "validation"
         metrics = {"box_ap": "box AP, %", "mask_ap": "mask AP, %"}
-        draw_learning(history, folder / "learning.png", metrics, measured_on)
+        title = run_title(self.config, folder)
+        draw_learning(history, folder / "learning.png", metrics, measured_on, title)
         validation, broken = self.sets["validation"], set(self.broken)
         drawn = [image for image in validation.images if str(image.path) not in broken][:IMAGES_DRAWN]
         results = self._last_results(folder / "coco_results.json")
@@ -154,8 +156,10 @@ class Detection(BaseTask[DetectConfig]):
         for image in drawn:  # ground truth and detections side by side
             found = [entry for entry in results if entry["image_id"] == image.id]
             for objects in (truth_of(image, validation.categories), objects_of(found, validation.categories)):
-                images.append(draw_objects(read_annotated(image), objects))
-        draw_page(images, folder / "predictions.jpg")
+                images.append(draw_objects(read_annotated(image), objects, shown_px=PAGE_PX))
+        if images:
+            headings = ("ground truth", "prediction")
+            draw_page(images, folder / "predictions.jpg", 4, PAGE_PX, headings, f"{title}, {measured_on}")
 
     def _last_results(self, path: Path) -> list[dict[str, Any]]:
         """The results of the last evaluation, read from the run folder when a finished run is resumed without evaluating."""
