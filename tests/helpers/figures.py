@@ -17,18 +17,22 @@ from tests.helpers.predicting import noise, save
 SMALL: dict[str, Any] = dict(depths=[1, 2], dims=[8, 16])
 
 
-def write_network(folder: Path, model: str = "tailprop_pico", seed: int = 0, **args: Any) -> str:
+def write_network(
+    folder: Path, model: str = "tailprop_pico", seed: int = 0, classes: int = 5, in_chans: int = 3, **args: Any
+) -> str:
     """A run folder with random weights; gates depend on the image more than after initialization."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = dict(model=dict(name=model, args=SMALL | args), data=dict(source="digits", size_px=64, crop_pct=1.0), augment={})
+    given = dict(name=model, in_chans=in_chans, args=SMALL | args)
+    settings = dict(model=given, data=dict(source="digits", size_px=64, crop_pct=1.0), augment={})
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     (folder / "history.csv").write_text("epoch,loss,top1\n1,2.0,40.5\n2,1.0,62.25\n3,0.9,61\n")
     torch.manual_seed(seed)
-    network = timm.create_model(model, num_classes=5, **SMALL, **args)
+    network = timm.create_model(model, num_classes=classes, in_chans=in_chans, **SMALL, **args)
     for module in network.modules():
         if isinstance(module, TailPropagation):
             perturb(module)
-    save_weights(folder / "model.safetensors", network, dict(architecture=model, num_classes="5", classes="a\nb\nc\nd\ne"))
+    names = "\n".join(map(str, range(classes)))
+    save_weights(folder / "model.safetensors", network, dict(architecture=model, num_classes=str(classes), classes=names))
     return str(folder)
 
 

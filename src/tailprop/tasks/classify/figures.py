@@ -29,8 +29,8 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path, title: str 
     """Plot a confusion matrix: rows are true classes, columns predicted ones."""
     few = len(counts) <= _NAMED_CLASSES
     _choose_fonts(names if few else ())
-    side = 3.5 + 0.28 * len(counts) if few else 12
-    figure = new_figure(side, side)
+    side = 3.5 + 0.28 * len(counts)
+    figure = new_figure(side + 1.2, side + 0.4) if few else new_figure(12, 12)
     axes = figure.subplots()
     share = counts / counts.sum(1, keepdim=True).clamp_min(1)
     power = 0.5 if few else 0.25  # roots make single mistakes visible
@@ -66,7 +66,7 @@ def _write_counts(axes: "Axes", counts: Tensor, share: Tensor, names: Sequence[s
     axes.set_yticks(range(len(labels)), labels)
 
 
-def draw_mistakes(result: Accuracy, source: Source, names: Sequence[str], path: Path, most: int) -> int:
+def draw_mistakes(result: Accuracy, source: Source, names: Sequence[str], path: Path, most: int, title: str = "") -> int:
     """Save a contact sheet of wrong predictions, the most confident first; returns how many it has."""
     tiles = []
     for row in result.worst_mistakes(most).tolist():
@@ -74,5 +74,7 @@ def draw_mistakes(result: Accuracy, source: Source, names: Sequence[str], path: 
         score = f"{names[predicted]} {100 * float(result.confidence[row]):.0f} %"
         tiles.append(with_caption(source.read(index), [f"predicted: {score}", f"true: {names[true]}"]))
     if tiles:
-        draw_page(tiles, path, columns=min(6, len(tiles)), width_px=240)
+        draw_page(
+            tiles, path, columns=min(6, len(tiles)), width_px=240, title=f"{title}: most confident mistakes" if title else ""
+        )
     return len(tiles)

@@ -48,7 +48,7 @@ def draw_learning(
             right.plot(x, y, marker=MARKERS[place], markersize=3, linestyle="-" if place == 0 else "--", label=label)
     right.set(ylabel="loss", ylim=(0, None))
     for axes in (left, right):
-        _finish(axes)
+        _finish(axes, with_legend=axes is right or len(metrics) > 1)
     if title:
         set_title(figure, title)
     save_figure(figure, path)
@@ -78,7 +78,7 @@ def _loss_name(measured_on: str) -> str:
     return "evaluation" if measured_on == "training images" else measured_on
 
 
-def _finish(axes: "Axes") -> None:
+def _finish(axes: "Axes", with_legend: bool) -> None:
     """Whole epochs as ticks, a grid, a legend."""
     from matplotlib.ticker import MaxNLocator
 
@@ -86,7 +86,7 @@ def _finish(axes: "Axes") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid()
     axes.margins(x=0.05)
-    if axes.lines:
+    if axes.lines and with_legend:
         axes.legend()
 
 

@@ -15,7 +15,7 @@ from tailprop.tasks.common.palette import class_color
 __all__ = ["draw_labels", "legend", "save_labels", "stack_legend", "with_legend"]
 
 TINT: Final = 0.6  # opacity of a class's colour
-LEAST_LINED_PX: Final = 100  # smaller side of an image whose classes are separated by lines
+LEAST_LINED_PX: Final = 64  # smaller side of an image whose classes are separated by lines
 LEAST_SHARE: Final = 5e-4  # of a class in a legend; less would be 0.0 %
 MOST_NAMED: Final = 24  # maximum number of classes in a legend
 MOST_PX: Final = 16_384  # maximum height of an enlarged image; JPEG allows 65,500
@@ -24,14 +24,17 @@ Labels = npt.NDArray[np.signedinteger[Any]]
 
 
 def draw_labels(image: Image.Image, labels: Labels) -> Image.Image:
-    """An image tinted with the colours of its classes, with dark edges between them, so that touching classes differ.
+    """An image in gray, tinted with the colours of its classes, with dark edges between them, so that touching classes differ.
 
     Pixels without a label are unchanged. Labels: (H, W)
     """
     pixels = np.asarray(image.convert("RGB")).astype(np.float32)
+    gray = np.asarray(image.convert("L")).astype(np.float32)[
+        ..., None
+    ]  # colours of the image would change those of the classes
     known = labels != IGNORE
     colours = np.array([class_color(i) for i in range(max(0, int(labels.max())) + 1)], dtype=np.float32)
-    pixels[known] = (1 - TINT) * pixels[known] + TINT * colours[labels[known]]
+    pixels[known] = (1 - TINT) * gray[known] + TINT * colours[labels[known]]
     pixels[known & _edges(labels)] *= 0.25
     return Image.fromarray(pixels.round().astype(np.uint8))
 
