@@ -103,8 +103,9 @@ def draw_inside(folder: Path, classifier: ImageClassifier, most: int = 599) -> F
     for axes, index in zip(above.subplots(2, SHOWN // 2).flat, shown, strict=True):
         _draw_answer(axes, images[index], answers[index], classifier.names[source.labels[index]])
     labels = source.labels[: len(images)]
-    means = np.stack([lambdas[labels == digit].mean(0) for digit in range(len(classifier.names))])
-    _draw_lambdas(below, means, layers, classifier.names)
+    present = sorted(set(labels.tolist()))
+    means = np.stack([lambdas[labels == digit].mean(0) for digit in present])
+    _draw_lambdas(below, means, layers, [classifier.names[digit] for digit in present])
     wrong = f"{len(right) - sum(right)} of {len(right)} answers are wrong; some of them come first (orange)"
     set_title(figure, f"{folder.name}, {classifier.name}, handwritten digits that it was not trained on", wrong)
     return figure

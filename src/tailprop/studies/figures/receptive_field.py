@@ -19,6 +19,8 @@ from tailprop.tasks.common.look import color_bar, look, new_figure, set_title
 __all__ = ["area_holding", "draw", "receptive_field"]
 
 Field = npt.NDArray[np.float64]
+Column = tuple[Network, list[Sample], list[list[Field]]]  # fields of every image, untrained and trained
+STATES = ("untrained", "trained")
 DECADES = 4  # of the colour scale
 AREAS = "above each: the area, in % of the image, that holds 50 % and 90 % of the field"
 CASES = 4  # images that are drawn alone
@@ -50,7 +52,7 @@ def area_holding(field: Field, share: float) -> float:
 @look()
 def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
     networks = [group[0] for group in inputs.groups.values()]
-    columns: list[tuple[Network, list[Sample], list[list[Field]]]] = []
+    columns: list[Column] = []
     for network in networks:
         samples = inputs.samples(network)
         pair = [untrained(network, inputs.seed), network]
@@ -68,18 +70,21 @@ def _fields(network: Network, samples: Sequence[Sample], seed: int, tick: Callab
     return found
 
 
-def _draw_means(columns: Sequence[tuple[Network, list[Sample], list[list[Field]]]]) -> Picture:
-    figure = new_figure(1.2 + 2.1 * len(columns), 5.7)
-    panels = figure.subplots(2, len(columns), squeeze=False)
+def _draw_means(columns: Sequence[Column]) -> Picture:
+    alone = len(columns) == 1  # then untrained and trained stand side by side
+    figure = new_figure(7.2, 4.0) if alone else new_figure(1.2 + 2.1 * len(columns), 5.7)
+    panels = figure.subplots(1, 2, squeeze=False).T if alone else figure.subplots(2, len(columns), squeeze=False)
     rows = []
     for place, (network, samples, fields) in enumerate(columns):
-        for row, (state, each) in enumerate(zip(("untrained", "trained"), fields, strict=True)):
+        for row, (state, each) in enumerate(zip(STATES, fields, strict=True)):
             mean = np.mean(each, axis=0)
             areas = [area_holding(mean, share) for share in (0.5, 0.9)]
             axes = panels[row, place]
             drawn = axes.imshow(_decades(mean), vmin=-DECADES, vmax=0, cmap="magma", extent=_extent(mean))
-            axes.set_title((network.title + "\n" if row == 0 else "") + f"50 %: {areas[0]:.1f}   90 %: {areas[1]:.1f}")
-            _label(axes, left=f"{state}\ny, px" if place == 0 else "", bottom="x, px" if row else "")
+            heading = f"{network.title}, {state}\n" if alone else f"{network.title}\n" if row == 0 else ""
+            axes.set_title(f"{heading}50 %: {areas[0]:.1f}   90 %: {areas[1]:.1f}")
+            left = "y, px" if alone else f"{state}\ny, px" if place == 0 else ""
+            _label(axes, left, "x, px" if row or alone else "")
             rows.append(_row(network, state, len(samples), areas, mean))
     color_bar(figure, drawn, panels.ravel().tolist(), "gradient over its maximum, log10")
     set_title(figure, f"Effective receptive field, {_subject(columns)}", AREAS)
@@ -91,7 +96,7 @@ def _draw_means(columns: Sequence[tuple[Network, list[Sample], list[list[Field]]
     return Picture("receptive_field", "Effective receptive field", note, figure, rows)
 
 
-def _draw_cases(columns: Sequence[tuple[Network, list[Sample], list[list[Field]]]]) -> Picture:
+def _draw_cases(columns: Sequence[Column]) -> Picture:
     count = min(CASES, len(columns[0][1]))
     figure = new_figure(2.0 + 1.75 * len(columns), 0.7 + 1.75 * count)
     panels = figure.subplots(count, len(columns) + 1, squeeze=False)
@@ -130,7 +135,7 @@ def _row(network: Network, state: str, count: int, areas: Sequence[float], field
     }
 
 
-def _subject(columns: Sequence[tuple[Network, list[Sample], list[list[Field]]]], single: bool = False) -> str:
+def _subject(columns: Sequence[Column], single: bool = False) -> str:
     models = dict.fromkeys(network.model for network, _, _ in columns)
     data = dict.fromkeys(network.data for network, _, _ in columns)
     images = "" if single else f", {len(columns[0][1])} images"
