@@ -22,7 +22,7 @@ Field = npt.NDArray[np.float64]
 Column = tuple[Network, list[Sample], list[list[Field]]]  # fields of every image, untrained and trained
 STATES = ("untrained", "trained")
 DECADES = 4  # of the colour scale
-AREAS = "above each: the area, in % of the image, that holds 50 % and 90 % of the field"
+AREAS = "above each: % of the image that holds 50 % and 90 % of the field"
 CASES = 4  # images that are drawn alone
 
 
