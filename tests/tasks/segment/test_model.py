@@ -31,7 +31,7 @@ from tailprop.tasks.segment.draw import draw_labels, legend, with_legend
 from tailprop.tasks.segment.inference import InferenceConfig, label_image, most_probable, slide, windows
 from tailprop.tasks.segment.metrics import confusion, score_confusion
 from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
-from tailprop.tasks.segment.task import SegmentConfig, check_batch_norm, papers_miou, pixel_loss
+from tailprop.tasks.segment.task import MeanLoss, SegmentConfig, check_batch_norm, papers_miou, pixel_loss
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
 SWIN = "swin_tiny_patch4_window7_224"
@@ -372,3 +372,20 @@ def test_paper_result_is_shown_for_ade20k_only() -> None:
     assert papers_miou(config, ade20k, 3) == ""
     assert papers_miou(config, [f"class {i}" for i in range(150)], 2000) == ""
     assert papers_miou(replace(config, model=ModelConfig(name="tailprop_small")), ade20k, 2000) == ""
+
+
+def test_validation_loss_is_that_of_the_logits() -> None:
+    """At the size the network sees, with labels resized to it; here the sizes are equal."""
+    logits, labels = torch.randn(1, 3, 40, 50), torch.randint(0, 3, (40, 50))
+    labels[:5] = IGNORE
+    losses = MeanLoss()
+    for k in (1.0, 2.0):
+        losses.keep(k * logits)
+        losses.add(labels)
+    expected = [float(pixel_loss(k * logits, labels[None])) for k in (1.0, 2.0)]
+    assert losses.mean(torch.device("cpu")) == pytest.approx(sum(expected) / 2, rel=1e-6)
+    image = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8)
+    seen: list[torch.Tensor] = []
+    config = InferenceConfig("whole")
+    label_image(lambda x: torch.ones(1, 3, *x.shape[-2:]), image, config, 64, 200, seen.append)
+    assert [tuple(view.shape) for view in seen] == [(1, 3, 64, 80)]
