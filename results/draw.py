@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from tailprop.tasks.common.look import look, new_figure, save_figure
 
 FOLDER = Path(__file__).parent
 Row = dict[str, str]
@@ -13,6 +13,7 @@ Row = dict[str, str]
 RATES = {"img_per_s_best": "best round", "img_per_s_median": "median"}
 
 
+@look()
 def main() -> None:
     bars("bench_cpu", read("bench_cpu"), "{model}, {mode}", RATES, "images per second")
     bars("bench_detect", read("bench_detect"), "{model}", RATES, "images per second")
@@ -36,7 +37,7 @@ def read(name: str) -> list[Row]:
 
 def bars(name: str, rows: list[Row], label: str, columns: dict[str, str], title: str) -> None:
     """Horizontal bars, a group for each row and a bar for each column that has a number there."""
-    figure = Figure(figsize=(7, 0.9 + 0.32 * len(rows) * len(columns)), layout="constrained")
+    figure = new_figure(7, 0.9 + 0.32 * len(rows) * len(columns))
     axes: Any = figure.subplots()
     height = 0.8 / len(columns)
     for place, (column, legend) in enumerate(columns.items()):
@@ -49,7 +50,7 @@ def bars(name: str, rows: list[Row], label: str, columns: dict[str, str], title:
     axes.invert_yaxis()
     if len(columns) > 1:
         figure.legend(loc="outside upper center", ncols=2)
-    figure.savefig(FOLDER / f"{name}.png", dpi=110)
+    save_figure(figure, FOLDER / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,11 @@ COMMANDS = {
         "Ablate",
         "train variants of a recipe from several seeds, matched, and compare them",
     ),
+    "figure": (
+        "tailprop.studies.figures.command",
+        "DrawFigure",
+        "draw the paper's figures from any checkpoint: receptive fields, gates, responses, complexity",
+    ),
     "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks at equal training time"),
 }
 

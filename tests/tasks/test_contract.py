@@ -75,6 +75,8 @@ def test_run_folder_has_the_files_of_the_spec(run: Path, spec: TaskSpec) -> None
     legacy = {"pictures.jpg"}
     assert set(spec.artifacts) - legacy <= names
     assert spec.metric in last_row(run)
+    assert 0 < last_row(run)["val_loss"] < 100  # of the images that are evaluated
+    assert list(spec.metrics).index("val_loss") > 0  # no score
     manifest = json.loads((run / "manifest.json").read_text())
     assert {"examples", "split_hash", "parameters", "macs", "config_hash", "commit"} <= manifest.keys()
     assert read_metadata(run / "model.safetensors")["architecture"] == read_config(run)["model"]["name"]

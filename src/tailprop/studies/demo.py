@@ -11,18 +11,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from matplotlib.figure import Figure
-
-import tailprop
 from tailprop.engine.launch import train
 from tailprop.engine.recipes import find_recipe, read_recipe
 from tailprop.engine.run_settings import read_config
 from tailprop.engine.settings import build
 from tailprop.runtime.distributed import init_distributed
-from tailprop.tasks import find_spec
+from tailprop.studies.demo_figures import draw_inside, draw_operator
+from tailprop.tasks import find_spec, load
 from tailprop.tasks.classify.task import ClassifyConfig
-from tailprop.tasks.common.figures import save_figure
+from tailprop.tasks.common.look import save_figure
 from tailprop.utils.terminal import Console
 from tailprop.utils.validation import check_output_folder
 
@@ -53,6 +50,7 @@ def run(demo: Demo) -> None:
     console.print(f"training {demo.model} on 1198 handwritten digits of 32 px; 599 are held out")
     trainer, _ = train(find_spec(config.task), config, init_distributed(), summary=False)
     save_figure(draw_operator(), demo.out / "operator.png")
+    save_figure(draw_inside(demo.out, load(demo.out)), demo.out / "inside.png")
     best = trainer.loop.best
     console.print(
         f"top-1 {best['top1']:.1f} % on the held-out digits after epoch {best['epoch']:.0f}, the best of "
@@ -75,6 +73,7 @@ def _program() -> str:
 _OUTPUTS = {
     "learning.png": "learning curve",
     "confusion.png": "confusion matrix",
+    "inside.png": "digits with answers, and lambda in every layer for each digit",
     "operator.png": "the operator on a photograph, from Gaussian to Cauchy",
     "model.safetensors": "weights for timm and `tailprop predict`",
     "manifest.json": "settings, versions, hardware and data of the run",
@@ -95,29 +94,3 @@ def _config(demo: Demo) -> ClassifyConfig:
         optim=dataclasses.replace(config.optim, epochs=demo.epochs, batch_size=demo.batch_size),
         run=dataclasses.replace(config.run, out=demo.out, overwrite=True, seed=demo.seed),
     )
-
-
-def draw_operator(scales: tuple[float, float] = (60.0, 8.0)) -> Figure:
-    """The operator applied to a photograph and to three bright points, from lambda = 1 (Gaussian) to 0 (Cauchy)."""
-    from skimage.data import astronaut
-
-    photo = torch.from_numpy(astronaut()[::2, ::2].copy()).float()[None] / 255  # (1, 256, 256, 3)
-    points = torch.zeros(1, 256, 256, 1)
-    points[0, [70, 128, 200], [60, 150, 90]] = 1.0
-    figure = Figure(figsize=(11, 5.2), layout="constrained")
-    axes = figure.subplots(2, 5)
-    axes[0, 0].imshow(photo[0].numpy())
-    axes[0, 0].set_title("photograph")
-    axes[1, 0].imshow(points[0, ..., 0].numpy(), cmap="magma", vmax=0.05)
-    axes[1, 0].set_title("three bright points")
-    for column, lam in enumerate((1.0, 0.7, 0.3, 0.0), start=1):
-        weights = (lam, 1 - lam)
-        axes[0, column].imshow(tailprop.tail_propagate(photo, scales, weights)[0].clamp(0, 1).numpy())
-        response = tailprop.tail_propagate(points, scales, weights)[0, ..., 0]
-        axes[1, column].imshow((response / response.max()).clamp_min(1e-5).log10().numpy(), cmap="magma", vmin=-4, vmax=0)
-        name = {1.0: ", Gaussian", 0.0: ", Cauchy"}.get(lam, "")
-        axes[0, column].set_title(f"$\\lambda$ = {lam:g}{name}")
-        axes[1, column].set_title("response, log scale")
-    for ax in axes.flat:
-        ax.axis("off")
-    return figure

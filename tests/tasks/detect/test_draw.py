@@ -9,7 +9,8 @@ from PIL import Image
 from tailprop.data.formats.coco import read_coco
 from tailprop.data.shapes.render import SceneConfig
 from tailprop.data.shapes.write import write_coco
-from tailprop.tasks.common.pages import GAP_PX, draw_page, load_font
+from tailprop.tasks.common.fonts import load_font
+from tailprop.tasks.common.pages import GAP_PX, draw_page
 from tailprop.tasks.detect.draw import JPEG_PX, Drawn, _edge, draw_objects, truth_of
 
 

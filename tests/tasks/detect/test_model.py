@@ -2,12 +2,14 @@
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
@@ -195,3 +197,26 @@ def test_bench_writes_csv(tmp_path: Path) -> None:
     assert first.startswith("tailprop_pico,")
     assert float(first.split(",")[7]) == 1.0
     assert second.startswith("convnext_atto,")
+
+
+def test_evaluation_loss_is_the_training_loss() -> None:
+    """With all regions sampled and the backbone in evaluation mode, both are the same number."""
+    config = DetectorConfig(channels=16, box_width=32, mask_layers=1, candidates=40, proposals=20, rpn_samples=10**6)
+    config = replace(config, box_samples=10**6, anchor_px=(8, 16, 32, 64, 128))
+    model = ModelConfig(name="tailprop_pico", args=dict(depths=[1, 1, 1, 1], dims=[8, 16, 24, 32]))
+    detector, _ = create_detector(model, 2, 64, 64, config)
+    image, objects = torch.rand(3, 64, 64), target(64, 64)
+    with torch.no_grad():
+        loss = detector.eval().evaluation_loss(image, objects)
+        assert not any(module.training for module in detector.modules())
+        trained = detector.train()([image], [objects])
+        large = detector.eval().evaluation_loss(F.interpolate(image[None], scale_factor=2.0)[0], _enlarged(objects))
+    assert loss == pytest.approx(float(sum(trained.values())), rel=1e-4)
+    assert large == pytest.approx(float(loss), rel=0.05)  # the image is resized, and its objects with it
+    nothing = dict(boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64), masks=objects["masks"][:0])
+    assert torch.isfinite(detector.evaluation_loss(image, nothing))
+
+
+def _enlarged(objects: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    masks = objects["masks"].repeat_interleave(2, 1).repeat_interleave(2, 2)
+    return objects | dict(boxes=2 * objects["boxes"], masks=masks)

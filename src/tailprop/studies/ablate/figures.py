@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tailprop.studies.ablate.rows import epochs_of
 from tailprop.studies.ablate.study import Run
 from tailprop.tasks import find_spec
-from tailprop.tasks.common.figures import new_figure, save_figure
+from tailprop.tasks.common.look import look, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,7 @@ Curve = tuple[list[float], list[float]]
 _STYLES = ("-", "--", ":", "-.")
 
 
+@look()
 def draw_figures(out: Path, runs: Sequence[Run]) -> None:
     """Draw curves.png and learned.png; without any run folder, earlier figures are left alone."""
     logs: Logs = {}

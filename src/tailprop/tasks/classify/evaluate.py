@@ -19,6 +19,7 @@ from tailprop.tasks.classify.load import ImageClassifier, load_classifier
 from tailprop.tasks.classify.metrics import Accuracy, evaluate_classifier
 from tailprop.tasks.classify.sources import Folder, Source, check_labels
 from tailprop.tasks.common.classes import align_classes
+from tailprop.tasks.common.figures import dataset_name
 from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.common.overlap import count_training_contents, describe_overlap
 from tailprop.tasks.common.predictor import progress_bar
@@ -207,9 +208,11 @@ def _write(
         numbers |= dict(top1=result.top1, top5=result.top5, loss=result.loss, training_images=overlap)
         by_class = {name: asdict(row) for name, row in zip(classifier.names, result.by_class, strict=True)}
         write_json(options.out, numbers | dict(classes=by_class))
+    measured_on = ", training images" if overlap == result.count else ""
+    title = f"{Path(options.checkpoint).name}, {classifier.name}, {dataset_name(data)} at {data.size_px} px{measured_on}"
     if options.confusion is not None:
         make_folder(options.confusion.parent)
-        draw_confusion(result.confusion, classifier.names, options.confusion)
+        draw_confusion(result.confusion, classifier.names, options.confusion, title)
     if options.images is not None:
-        drawn = draw_mistakes(result, source, classifier.names, options.images / "mistakes.jpg", _MISTAKES_DRAWN)
+        drawn = draw_mistakes(result, source, classifier.names, options.images / "mistakes.jpg", _MISTAKES_DRAWN, title)
         say(f"{options.images / 'mistakes.jpg'}: {counted(drawn, 'mistake')}" if drawn else "no mistakes to draw")

@@ -23,7 +23,7 @@ from tailprop.tasks.classify.figures import CONFUSION_CLASSES, draw_confusion
 from tailprop.tasks.classify.metrics import Accuracy, evaluate_classifier
 from tailprop.tasks.classify.model import create_model, image_mode
 from tailprop.tasks.classify.sources import Source, check_labels, check_same_classes, split_hash
-from tailprop.tasks.common.figures import draw_learning
+from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.models import check_model
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
 from tailprop.utils.errors import missing_memory
@@ -159,14 +159,15 @@ class Classification(BaseTask[ClassifyConfig]):
         }
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
-        draw_learning(history, folder / "learning.png", {"top1": "top-1, %"})
+        title = run_title(self.config, folder)
+        draw_learning(history, folder / "learning.png", {"top1": "top-1, %"}, title=title)
         if self.best is None or self.num_classes > CONFUSION_CLASSES:
             return
         if self.best.top1 < max(row["top1"] for row in history if "top1" in row):
             hint = f"tailprop eval {folder} --confusion FILE draws its confusion matrix"
             say(f"the best epoch was before the run was resumed; {hint}")
             return
-        draw_confusion(self.best.confusion, self.classes, folder / "confusion.png")
+        draw_confusion(self.best.confusion, self.classes, folder / "confusion.png", title)
 
     def summary(self, best: dict[str, float]) -> str:
         number = self.config.paper_top1.get(self.config.model.name) if self.num_classes == 1000 else None

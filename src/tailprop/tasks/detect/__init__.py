@@ -18,6 +18,7 @@ SPEC = TaskSpec(
         "box_ap75": "box AP75, %",
         "mask_ap50": "mask AP50, %",
         "mask_ap75": "mask AP75, %",
+        "val_loss": "validation loss",
     },
     artifacts=("learning.png", "predictions.jpg", "pictures.jpg", "coco_results.json"),
 )

@@ -152,10 +152,20 @@ Example = tuple[Tensor, Target, int]  # image, objects, id
 
 
 class DetectionDataset(KeyedDataset):
-    """Images with their objects. A corrupt image yields `Broken`, in training together with a replacement."""
+    """Images with their objects. A corrupt image yields `Broken`, in training together with a replacement.
 
-    def __init__(self, images: Sequence[CocoImage], category_ids: Sequence[int], augment: Augment | None = None) -> None:
+    Without `augment`, for evaluation, objects are read only `with_targets`.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[CocoImage],
+        category_ids: Sequence[int],
+        augment: Augment | None = None,
+        with_targets: bool = False,
+    ) -> None:
         self.images, self.augment, self.replace_broken = images, augment, augment is not None
+        self.with_targets = with_targets or augment is not None
         self.labels = {category: label for label, category in enumerate(category_ids, start=1)}
 
     def __len__(self) -> int:
@@ -165,7 +175,7 @@ class DetectionDataset(KeyedDataset):
         entry = self.images[index]
         try:
             image = to_tensor(read_annotated(entry))
-            target = self._target(entry) if self.augment is not None else {}
+            target = self._target(entry) if self.with_targets else {}
         except Exception as error:  # image and mask decoders raise many kinds of errors for corrupt files
             return Broken(str(entry.path), describe_error(error))
         if self.augment is None:

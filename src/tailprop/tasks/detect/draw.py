@@ -1,6 +1,5 @@
 """Draw objects on images: boxes, tinted masks, class names and scores."""
 
-import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,14 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from tailprop.data.formats.coco import CocoImage, decode_masks
-from tailprop.tasks.common.pages import load_font
+from tailprop.tasks.common.fonts import load_font, missing_characters, warn_of_missing_characters
+from tailprop.tasks.common.palette import class_color
 
 __all__ = ["Drawn", "draw_objects", "objects_of", "truth_of"]
 
 ENLARGED_PX = 4096  # maximum longer side of an enlarged image
 JPEG_PX = 65500  # maximum side of a JPEG
+READABLE_PX, MOST_TEXT_PX = 11, 200  # font size where a drawing is shown, and in the drawing
 TINT = 0.45  # opacity of a mask's colour
 
 
@@ -49,23 +50,27 @@ def truth_of(image: CocoImage, names: dict[int, str]) -> list[Drawn]:
     return [Drawn(a["bbox"], names[a["category_id"]], a["category_id"], m) for a, m in zip(objects, masks, strict=True)]
 
 
-def draw_objects(image: Image.Image, objects: Sequence[Drawn], least_px: int = 384) -> Image.Image:
-    """A copy of an image with the objects drawn on it. A small image is enlarged, or the text would hide its objects."""
+def draw_objects(image: Image.Image, objects: Sequence[Drawn], least_px: int = 384, shown_px: int | None = None) -> Image.Image:
+    """A copy of an image with the objects drawn on it. A small image is enlarged, or the text would hide its objects.
+
+    With `shown_px`, the width at which the copy will be shown, the text is large enough to be read there.
+    """
     scale = _scale(image.size, least_px)
     pixels = np.array(image.convert("RGB")).astype(np.float32)
     for item in objects:
         if item.mask is not None:
-            inside, colour = item.mask.astype(bool), np.array(_rgb(item.colour), dtype=np.float32)
+            inside, colour = item.mask.astype(bool), np.array(class_color(item.colour), dtype=np.float32)
             pixels[inside] = (1 - TINT) * pixels[inside] + TINT * colour
             pixels[_edge(inside)] = colour  # separates neighbouring objects of one class, whose colours are equal
     tinted = Image.fromarray(pixels.round().astype(np.uint8))
     drawn = tinted.resize((max(1, round(scale * tinted.width)), max(1, round(scale * tinted.height))), Image.Resampling.NEAREST)
     pen, line = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 250))
-    font = load_font(max(9, round(min(drawn.size) / 40)))
+    text_px = max(9, round(min(drawn.size) / 40), round(READABLE_PX * drawn.width / shown_px) if shown_px else 0)
+    warn_of_missing_characters(missing_characters(item.text for item in objects))
     for item in objects:
         x, y, w, h = (scale * value for value in item.box)
-        pen.rectangle((x, y, x + w, y + h), outline=_rgb(item.colour), width=line)
-        _write_text(pen, item, (x, y), drawn.size, font)
+        pen.rectangle((x, y, x + w, y + h), outline=class_color(item.colour), width=line)
+        _write_text(pen, item, (x, y), drawn.size, load_font(min(text_px, MOST_TEXT_PX), item.text))
     return drawn
 
 
@@ -88,11 +93,6 @@ def _write_text(pen: ImageDraw.ImageDraw, item: Drawn, corner: tuple[float, floa
     x = min(max(0, corner[0]), max(0, size[0] - right - 2))
     y = corner[1] - bottom - 2
     y = y if y >= 0 else max(0, corner[1])
-    pen.rectangle((x, y, x + right + 2, y + bottom + 2), fill=_rgb(item.colour))
-    pen.text((x + 1, y + 1), item.text, fill=(0, 0, 0), font=font)
-
-
-def _rgb(number: int) -> tuple[int, int, int]:
-    """A bright colour for each index; the hues of consecutive indices are a golden angle apart."""
-    r, g, b = colorsys.hsv_to_rgb((number * 0.618034) % 1, 0.75, 1.0)
-    return round(255 * r), round(255 * g), round(255 * b)
+    r, g, b = class_color(item.colour)
+    pen.rectangle((x, y, x + right + 2, y + bottom + 2), fill=(r, g, b))
+    pen.text((x + 1, y + 1), item.text, fill=(0, 0, 0) if 0.3 * r + 0.59 * g + 0.11 * b > 110 else (255, 255, 255), font=font)

@@ -193,6 +193,23 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
     def no_weight_decay(self) -> set[str]:
         return no_weight_decay_names(self.body, "backbone.body.model")
 
+    def evaluation_loss(self, image: Tensor, target: dict[str, Tensor]) -> Tensor:
+        """The training loss of an image, (3, H, W) from 0 to 1, in evaluation mode: its heads sample regions as in training."""
+        images, _ = self.transform([image])
+        own, (size,) = image.shape[-2:], images.image_sizes
+        masks = (
+            F.interpolate(target["masks"][:, None].float(), size)[:, 0] if len(target["masks"]) else image.new_zeros(0, *size)
+        )
+        resized = {**target, "boxes": resize_boxes(target["boxes"], own, size), "masks": masks.to(torch.uint8)}
+        features = self.backbone(images.tensors)
+        try:
+            self.rpn.training = self.roi_heads.training = True  # not their parts, and not the backbone
+            proposals, losses = self.rpn(images, features, [resized])
+            losses |= self.roi_heads(features, proposals, images.image_sizes, [resized])[1]
+        finally:
+            self.rpn.training = self.roi_heads.training = False
+        return torch.stack(list(losses.values())).sum()
+
     def output_layers(self) -> list[nn.Module]:
         proposals, heads = self.rpn.head, self.roi_heads
         return [proposals.cls_logits, proposals.bbox_pred, heads.box_predictor, heads.mask_predictor.mask_fcn_logits]

@@ -18,8 +18,9 @@ from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
 from tailprop.engine.config import TaskConfig
 from tailprop.engine.settings import setting
-from tailprop.runtime.distributed import World, all_gather
-from tailprop.tasks.common.figures import draw_learning
+from tailprop.runtime.distributed import World, all_gather, all_reduce_sum
+from tailprop.runtime.rng import seeded
+from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.pages import draw_page
 from tailprop.tasks.common.pyramid import check_pyramid_model
 from tailprop.tasks.common.task import BaseTask, data_summary
@@ -30,6 +31,7 @@ from tailprop.tasks.detect.data import (
     DetectBatch,
     DetectDataConfig,
     DetectionDataset,
+    Target,
     collate,
     open_coco,
 )
@@ -39,6 +41,8 @@ from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detecto
 from tailprop.utils.files import write_json
 from tailprop.utils.text import say, say_lines
 
+PAGE_PX = 320  # width of an image in predictions.jpg
+LOSS_IMAGES = 200  # validation images of each process whose loss is computed
 IMAGES_DRAWN = 12  # validation images in predictions.jpg
 __all__ = ["DetectConfig", "Detection", "detect_all"]
 
@@ -76,7 +80,9 @@ class Detection(BaseTask[DetectConfig]):
         self.sampler = self._create_sampler(used.images)
         dataset = DetectionDataset(used.images, self.category_ids, Augment(config.augment, data.long_px))
         self.train_loader = create_loader(dataset, self.sampler, collate, data.workers, world.device)
-        self.eval_loader = eval_loader(self.sets["validation"].images, self.category_ids, data.workers, world)
+        self.eval_loader = eval_loader(
+            self.sets["validation"].images, self.category_ids, data.workers, world, with_targets=True
+        )
         self.results: list[dict[str, Any]] | None = None  # of the last evaluation
 
     def _create_sampler(self, images: Sequence[CocoImage]) -> AspectRatioSampler:
@@ -113,8 +119,12 @@ class Detection(BaseTask[DetectConfig]):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         validation = self.sets["validation"]
-        results, broken = detect_all(model, self.eval_loader, self.category_ids, self.world.device, self.broken.record)
+        losses = SampledLoss(model, self.config.run.seed)
+        results, broken = detect_all(
+            model, self.eval_loader, self.category_ids, self.world.device, self.broken.record, losses.add
+        )
         scores = score_over_processes(validation, results, broken, self.world)
+        scores |= losses.metric(self.world.device)
         self.results = results
         if self.world.is_main:
             write_json(self.config.run.out / "coco_results.json", results, indent=None)
@@ -147,7 +157,8 @@ class Detection(BaseTask[DetectConfig]):
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         measured_on = "training images" if self.config.data.validate_on_train else "validation"
         metrics = {"box_ap": "box AP, %", "mask_ap": "mask AP, %"}
-        draw_learning(history, folder / "learning.png", metrics, measured_on)
+        title = run_title(self.config, folder)
+        draw_learning(history, folder / "learning.png", metrics, measured_on, title)
         validation, broken = self.sets["validation"], set(self.broken)
         drawn = [image for image in validation.images if str(image.path) not in broken][:IMAGES_DRAWN]
         results = self._last_results(folder / "coco_results.json")
@@ -155,8 +166,10 @@ class Detection(BaseTask[DetectConfig]):
         for image in drawn:  # ground truth and detections side by side
             found = [entry for entry in results if entry["image_id"] == image.id]
             for objects in (truth_of(image, validation.categories), objects_of(found, validation.categories)):
-                images.append(draw_objects(read_annotated(image), objects))
-        draw_page(images, folder / "predictions.jpg")
+                images.append(draw_objects(read_annotated(image), objects, shown_px=PAGE_PX))
+        if images:
+            headings = ("ground truth", "prediction")
+            draw_page(images, folder / "predictions.jpg", 4, PAGE_PX, headings, f"{title}, {measured_on}")
 
     def _last_results(self, path: Path) -> list[dict[str, Any]]:
         """The results of the last evaluation, read from the run folder when a finished run is resumed without evaluating."""
@@ -192,11 +205,30 @@ def check_categories(train: CocoSet, validation: CocoSet) -> None:
         )
 
 
-def eval_loader(images: Sequence[CocoImage], category_ids: Sequence[int], workers: int, world: World) -> DataLoader[Any]:
+def eval_loader(
+    images: Sequence[CocoImage], category_ids: Sequence[int], workers: int, world: World, with_targets: bool = False
+) -> DataLoader[Any]:
     """A loader with batches of one image: padding would make a result depend on the other images of the batch."""
-    return create_loader(
-        DetectionDataset(images, category_ids), EvalSampler(len(images), 1, world), collate, workers, world.device
-    )
+    dataset = DetectionDataset(images, category_ids, with_targets=with_targets)
+    return create_loader(dataset, EvalSampler(len(images), 1, world), collate, workers, world.device)
+
+
+class SampledLoss:
+    """The mean loss of the first images of each process. It needs a second pass of the network, so it takes only a few."""
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self.sums = torch.zeros(2, dtype=torch.float64)  # sum of the losses, number of images
+
+    def add(self, image: Tensor, target: Target) -> None:
+        if self.sums[1] < LOSS_IMAGES and isinstance(self.model, Detector):
+            with seeded(self.seed):  # regions are sampled, and training must not notice
+                loss = self.model.evaluation_loss(image, {name: to_device(v, image.device) for name, v in target.items()})
+            self.sums += torch.tensor([float(loss), 1.0], dtype=torch.float64)
+
+    def metric(self, device: torch.device) -> dict[str, float]:
+        total, count = all_reduce_sum(self.sums, device).tolist()
+        return {"val_loss": total / count} if count else {}
 
 
 @torch.inference_mode()
@@ -206,18 +238,22 @@ def detect_all(
     category_ids: Sequence[int | None],
     device: torch.device,
     record: Callable[[Sequence[Broken]], object],
+    on_image: Callable[[Tensor, Target], object] = lambda _image, _target: None,
 ) -> tuple[list[dict[str, Any]], list[Broken]]:
     """The detections in the images of all processes, sorted by image id, and the images that could not be read.
 
-    `record` is called with the broken images of each batch and may raise.
+    `record` is called with the broken images of each batch and may raise, `on_image` with each image, (3, H, W) from 0 to 1,
+    and its objects.
     """
     results: list[dict[str, Any]] = []
     broken: list[Broken] = []
     for batch in batches:
         record(batch.broken)
         broken += batch.broken
-        for image, image_id in zip(batch.images, batch.ids, strict=True):
-            (found,) = model([to_device(image, device).float() / 255])
+        for bytes_, target, image_id in zip(batch.images, batch.targets, batch.ids, strict=True):
+            image = to_device(bytes_, device).float() / 255
+            (found,) = model([image])
+            on_image(image, target)
             results += to_results(image_id, found, category_ids)
     gathered = [entry for share in all_gather(results) for entry in share]
     gathered.sort(key=lambda entry: entry["image_id"])  # stable: within an image the order by score is kept

@@ -10,6 +10,6 @@ SPEC = TaskSpec(
     load="load:load_reach",
     evaluate="evaluate:ReachEval",
     predict="predict:ReachPredict",
-    metrics={"score": "accuracy, %, or PSNR, dB"},
+    metrics={"score": "accuracy, %, or PSNR, dB", "val_loss": "test loss"},
     artifacts=("learning.png", "examples.png"),
 )

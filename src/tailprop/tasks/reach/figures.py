@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tailprop.tasks.common.figures import new_figure, save_figure
+from tailprop.tasks.common.look import look, new_figure, save_figure, set_title
 from tailprop.tasks.reach.problems import Array, Example, Problem
 
 __all__ = ["Drawn", "draw_examples"]
@@ -21,17 +21,20 @@ class Drawn:
     score: float
 
 
-def draw_examples(problem: Problem, drawn: Sequence[Drawn], path: Path) -> None:
+@look()
+def draw_examples(problem: Problem, drawn: Sequence[Drawn], path: Path, title: str = "") -> None:
     """Draw one row per example."""
     figure = new_figure(7.5, 2.6 * len(drawn))
     for number, (row, item) in enumerate(zip(figure.subplots(len(drawn), 3, squeeze=False), drawn, strict=True)):
         answer, solution = problem.draw(item.example.picture, item.output), _solution(problem, item.example)
         unit = "dB" if problem.kind == "values" else "%"
-        titles = ("picture", f"answer: {item.score:.1f} {unit}", "solution")
-        for axes, image, title in zip(row, (item.example.picture, answer, solution), titles, strict=True):
+        headings = ("picture", f"answer: {item.score:.1f} {unit}", "solution")
+        for axes, image, heading in zip(row, (item.example.picture, answer, solution), headings, strict=True):
             axes.imshow(image, interpolation="nearest")
-            axes.set_title(title if number == 0 or title.startswith("answer") else "", fontsize=9)
+            axes.set_title(heading if number == 0 or heading.startswith("answer") else "", fontsize=9)
             axes.axis("off")
+    if title:
+        set_title(figure, title)
     save_figure(figure, path)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from tailprop.engine.checkpoint import warm_start
 from tailprop.engine.config import ModelConfig, TaskConfig
 from tailprop.engine.run_settings import find_weights
 from tailprop.engine.settings import setting
-from tailprop.runtime.distributed import World, all_gather
-from tailprop.tasks.common.figures import draw_learning
+from tailprop.runtime.distributed import World, all_gather, all_reduce_sum
+from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.models import create, model_arguments
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
 from tailprop.tasks.reach.data import ReachBatch, ReachDataConfig, ReachDataset, collate_posed
@@ -81,15 +82,25 @@ class Reach(BaseTask[ReachConfig]):
     def loss(self, model: nn.Module, batch: ReachBatch) -> Tensor:
         self.check_batch(batch)
         output = model(to_device(batch.x, self.world.device)).float()
-        target = to_device(batch.target, self.world.device)
+        return self._loss_of(output, to_device(batch.target, self.world.device))
+
+    def _loss_of(self, output: Tensor, target: Tensor) -> Tensor:
         if self.problem.kind == "values":
             return (output - target).abs().mean()
         return F.cross_entropy(output, target, ignore_index=IGNORED)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         self.drawn = []
-        scores = score_batches(self.problem, model, self.eval_loader, self.world.device, self._keep, self.broken.record)
-        return {"score": sum(scores) / len(scores)}
+        losses = torch.zeros(2, dtype=torch.float64)  # sum, count
+
+        def add_loss(output: Tensor, target: Tensor) -> None:
+            losses.add_(torch.tensor([float(self._loss_of(output, target)) * len(target), float(len(target))]))
+
+        scores = score_batches(
+            self.problem, model, self.eval_loader, self.world.device, self._keep, self.broken.record, add_loss
+        )
+        total, count = all_reduce_sum(losses, self.world.device).tolist()
+        return {"score": sum(scores) / len(scores), "val_loss": total / count}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """The entries of this task in the manifest."""
@@ -110,9 +121,10 @@ class Reach(BaseTask[ReachConfig]):
         return {"architecture": self.config.model.name, "in_chans": str(self.problem.inputs)}
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
-        draw_learning(history, folder / "learning.png", {"score": score_label(self.problem)}, "test")
+        title = run_title(self.config, folder)
+        draw_learning(history, folder / "learning.png", {"score": score_label(self.problem)}, "test", title)
         if self.drawn:
-            draw_examples(self.problem, self.drawn, folder / "examples.png")
+            draw_examples(self.problem, self.drawn, folder / "examples.png", title)
 
     def summary(self, best: dict[str, float]) -> str:
         return f"{score_label(self.problem)}: {best['score']:.2f}"
@@ -152,6 +164,7 @@ def score_batches(
     device: torch.device,
     keep: Any = lambda _drawn: None,
     record: Any = lambda _broken: None,
+    on_outputs: Any = lambda _outputs, _target: None,
 ) -> list[float]:
     """The score of every test example over all processes."""
     scores: list[float] = []
@@ -162,6 +175,7 @@ def score_batches(
         if not len(batch):
             continue
         outputs = run_network(model, to_device(batch.x, device))
+        on_outputs(torch.from_numpy(np.stack(outputs)).permute(0, 3, 1, 2), batch.target)
         for example, output in zip(batch.examples, outputs, strict=True):
             scores.append(problem.score(example, output))
             keep(Drawn(example, output, scores[-1]))

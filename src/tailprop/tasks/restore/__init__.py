@@ -11,6 +11,6 @@ SPEC = TaskSpec(
     evaluate="evaluate:RestoreEval",
     predict="predict:RestorePredict",
     bench="bench:BenchRestore",
-    metrics={"psnr": "PSNR, dB", "ssim": "SSIM", "psnr_b": "PSNR-B, dB"},
+    metrics={"psnr": "PSNR, dB", "ssim": "SSIM", "psnr_b": "PSNR-B, dB", "val_loss": "test loss"},
     artifacts=("learning.png", "restored.png"),
 )

@@ -100,6 +100,7 @@ def evaluate_restorer(
     device: torch.device,
     on_restored: Callable[[Restored], object] = lambda _restored: None,
     record: Callable[[Sequence[Broken]], object] = lambda _broken: None,
+    on_values: Callable[[Tensor, Tensor], object] = lambda _restored, _clean: None,
 ) -> Scores:
     """The scores of every image over all processes.
 
@@ -108,6 +109,7 @@ def evaluate_restorer(
         pairs: This process's share of the images.
         on_restored: Called with each restored image.
         record: Called with each image that cannot be read; it may raise.
+        on_values: Called with each restored image and the clean one, (C, H, W), neither clipped nor rounded.
     """
     rows: list[Score] = []
     broken: list[Broken] = []
@@ -117,6 +119,7 @@ def evaluate_restorer(
             record([pair])
             continue
         restored = restore(to_device(pair.degraded[None], device))[0].cpu()
+        on_values(restored, pair.clean)
         degraded, clean = to_bytes(pair.degraded), to_bytes(pair.clean)
         image = Restored(pair.name, degraded, to_bytes(restored), clean, _exact_psnr(pair))
         rows.append(_score(image))

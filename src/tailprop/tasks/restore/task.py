@@ -17,8 +17,8 @@ from tailprop.engine.checkpoint import warm_start
 from tailprop.engine.config import ModelConfig, TaskConfig
 from tailprop.engine.run_settings import find_weights
 from tailprop.engine.settings import setting
-from tailprop.runtime.distributed import World
-from tailprop.tasks.common.figures import draw_learning
+from tailprop.runtime.distributed import World, all_reduce_sum
+from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.models import model_arguments
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
 from tailprop.tasks.restore.data import CropDataset, PairBatch, RestoreDataConfig, WholeImageDataset, collate_pairs
@@ -94,10 +94,16 @@ class Restoration(BaseTask[RestoreConfig]):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         self.drawn = []
+        losses = torch.zeros(2, dtype=torch.float64)  # sum, count
+
+        def add_loss(restored: Tensor, clean: Tensor) -> None:
+            losses.add_(torch.tensor([float(charbonnier(restored, clean, self.config.loss_eps)), 1.0]))
+
         scores = evaluate_restorer(
-            lambda x: restore_whole(model, x), self.eval_loader, self.world.device, self._keep, self.broken.record
+            lambda x: restore_whole(model, x), self.eval_loader, self.world.device, self._keep, self.broken.record, add_loss
         )
-        return self._metrics(scores)
+        total, count = all_reduce_sum(losses, self.world.device).tolist()
+        return self._metrics(scores) | {"val_loss": total / count}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """The entries of this task in the manifest."""
@@ -117,9 +123,10 @@ class Restoration(BaseTask[RestoreConfig]):
         return {"architecture": self.config.model.name, "in_chans": str(self.config.model.in_chans)}
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
-        draw_learning(history, folder / "learning.png", {"psnr": "PSNR, dB"})
+        title = run_title(self.config, folder)
+        draw_learning(history, folder / "learning.png", {"psnr": "PSNR, dB"}, "test", title)
         if self.drawn:
-            draw_restored(self.drawn, folder / "restored.png")
+            draw_restored(self.drawn, folder / "restored.png", title=title)
 
     def summary(self, best: dict[str, float]) -> str:
         number = self.config.paper_psnr.get(self.config.model.name)

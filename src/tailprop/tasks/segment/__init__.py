@@ -11,6 +11,11 @@ SPEC = TaskSpec(
     evaluate="evaluate:SegmentEval",
     predict="predict:SegmentPredict",
     bench="bench:BenchSegment",
-    metrics={"miou": "mean IoU, %", "pixel_accuracy": "pixel accuracy, %", "class_accuracy": "mean class accuracy, %"},
+    metrics={
+        "miou": "mean IoU, %",
+        "pixel_accuracy": "pixel accuracy, %",
+        "class_accuracy": "mean class accuracy, %",
+        "val_loss": "validation loss",
+    },
     artifacts=("learning.png", "predictions.jpg", "pictures.jpg"),
 )

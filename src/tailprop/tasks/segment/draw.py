@@ -1,50 +1,61 @@
 """Draw label maps as tinted images with legends, and save them as PNGs of class indices."""
 
-import colorsys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from tailprop.data.formats.label_maps import IGNORE
 from tailprop.data.images import open_image, save_image
+from tailprop.tasks.common.fonts import load_font, missing_characters, warn_of_missing_characters
+from tailprop.tasks.common.palette import class_color
 
-__all__ = ["class_color", "draw_labels", "legend", "save_labels", "stack_legend", "with_legend"]
+__all__ = ["draw_labels", "legend", "save_labels", "stack_legend", "with_legend"]
 
 TINT: Final = 0.6  # opacity of a class's colour
+LEAST_LINED_PX: Final = 64  # smaller side of an image whose classes are separated by lines
+LEAST_SHARE: Final = 5e-4  # of a class in a legend; less would be 0.0 %
 MOST_NAMED: Final = 24  # maximum number of classes in a legend
 MOST_PX: Final = 16_384  # maximum height of an enlarged image; JPEG allows 65,500
 
 Labels = npt.NDArray[np.signedinteger[Any]]
 
 
-def class_color(number: int) -> tuple[int, int, int]:
-    """A colour for each class index: hues are a golden angle apart, saturation and brightness have their own step sizes.
-
-    The step sizes were found by a search that maximises the distance between 150 colours (at least 36 in RGB).
-    """
-    hue, saturation, value = ((number * step + 0.1) % 1 for step in (0.618034, 0.555, 0.669))
-    r, g, b = colorsys.hsv_to_rgb(hue, 0.4 + 0.6 * saturation, 0.4 + 0.6 * value)
-    return round(255 * r), round(255 * g), round(255 * b)
-
-
 def draw_labels(image: Image.Image, labels: Labels) -> Image.Image:
-    """An image tinted with the colours of its classes; pixels without a label are unchanged. Labels: (H, W)"""
+    """An image in gray, tinted with the colours of its classes, with dark edges between them, so that touching classes differ.
+
+    Pixels without a label are unchanged. Labels: (H, W)
+    """
     pixels = np.asarray(image.convert("RGB")).astype(np.float32)
+    gray = np.asarray(image.convert("L")).astype(np.float32)[
+        ..., None
+    ]  # colours of the image would change those of the classes
     known = labels != IGNORE
     colours = np.array([class_color(i) for i in range(max(0, int(labels.max())) + 1)], dtype=np.float32)
-    pixels[known] = (1 - TINT) * pixels[known] + TINT * colours[labels[known]]
+    pixels[known] = (1 - TINT) * gray[known] + TINT * colours[labels[known]]
+    pixels[known & _edges(labels)] *= 0.25
     return Image.fromarray(pixels.round().astype(np.uint8))
 
 
+def _edges(labels: Labels) -> npt.NDArray[np.bool_]:
+    """The pixels whose right or lower neighbour has another label, in an image large enough for lines."""
+    edges = np.zeros(labels.shape, dtype=bool)
+    if min(labels.shape) >= LEAST_LINED_PX:
+        edges[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+        edges[:-1] |= labels[:-1] != labels[1:]
+    return edges
+
+
 def legend(counts: npt.NDArray[np.int64], names: Sequence[str], width: int) -> Image.Image:
-    """Colours and names of the classes that have pixels, most frequent first, wrapped to the width."""
-    font = ImageFont.load_default(size=(size := int(np.clip(width / 40, 11, 28))))
-    order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
-    texts = [(class_color(i), f"{names[i]} {100 * counts[i] / counts.sum():.1f} %") for i in order[:MOST_NAMED]]
+    """Colours and names of the classes, most frequent first, wrapped to the width; without those that would have 0.0 %."""
+    total = max(1, counts.sum())
+    order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] / total >= LEAST_SHARE]
+    texts = [(class_color(i), f"{names[i]} {100 * counts[i] / total:.1f} %") for i in order[:MOST_NAMED]]
+    warn_of_missing_characters(missing_characters(text for _, text in texts))
+    font = load_font(size := int(np.clip(width / 40, 11, 28)), "".join(sorted(set("".join(text for _, text in texts)))))
     if len(order) > MOST_NAMED:
         texts.append(((255, 255, 255), f"and {len(order) - MOST_NAMED} more"))
     positions, right, bottom = _lay_out(texts, font, size, width)

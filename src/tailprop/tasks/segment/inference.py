@@ -74,13 +74,21 @@ def slide(model: Model, image: Tensor, window: int, stride: int) -> Tensor:
 
 
 @torch.inference_mode()
-def label_image(model: Model, image: Tensor, config: InferenceConfig, short_px: int, long_px: int) -> Tensor:
+def label_image(
+    model: Model,
+    image: Tensor,
+    config: InferenceConfig,
+    short_px: int,
+    long_px: int,
+    on_logits: Callable[[Tensor], object] = lambda _logits: None,
+) -> Tensor:
     """Predict the class of every pixel: (3, H, W), uint8 -> (H, W).
 
     Args:
         model: Maps images to logits; a module must be in evaluation mode.
         short_px: Shorter side the image is resized to.
         long_px: Maximum longer side.
+        on_logits: Called with the logits of the first view, (1, K, h, w).
     """
     h, w = image.shape[-2:]
     views = []
@@ -90,6 +98,7 @@ def label_image(model: Model, image: Tensor, config: InferenceConfig, short_px: 
         views.append(_logits(model, view, config))
         if config.flip:
             views.append(_logits(model, view.flip(-1), config).flip(-1))
+    on_logits(views[0])
     return most_probable(views, (h, w))
 
 

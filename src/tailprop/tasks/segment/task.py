@@ -20,7 +20,7 @@ from tailprop.data.samplers import EvalSampler
 from tailprop.engine.config import TaskConfig
 from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, all_gather, all_reduce_sum
-from tailprop.tasks.common.figures import draw_learning
+from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.pages import draw_page
 from tailprop.tasks.common.pyramid import check_pyramid_model
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
@@ -100,14 +100,21 @@ class Segmentation(BaseTask[SegmentConfig]):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         data, self.drawn = self.config.data, {}
+        losses = MeanLoss()
 
         def label(image: Tensor) -> Tensor:
-            return label_image(model, image, self.config.inference, data.short_px, data.long_px)
+            return label_image(model, image, self.config.inference, data.short_px, data.long_px, losses.keep)
 
         scores, _ = evaluate_segmenter(
-            label, self.eval_loader, len(self.classes), self.world.device, self.broken.record, self._keep
+            label,
+            self.eval_loader,
+            len(self.classes),
+            self.world.device,
+            self.broken.record,
+            self._keep,
+            on_labels=losses.add,
         )
-        return scores.numbers()
+        return scores.numbers() | {"val_loss": losses.mean(self.world.device)}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """The entries of this task in the manifest."""
@@ -134,7 +141,8 @@ class Segmentation(BaseTask[SegmentConfig]):
         }
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
-        draw_learning(history, folder / "learning.png", {"miou": "mean IoU, %", "pixel_accuracy": "pixel accuracy, %"})
+        metrics, title = {"miou": "mean IoU, %", "pixel_accuracy": "pixel accuracy, %"}, run_title(self.config, folder)
+        draw_learning(history, folder / "learning.png", metrics, title=title)
         validation, tiles, counts = self.sets["validation"], [], np.zeros(len(self.classes), dtype=np.int64)
         for index, predicted in self.drawn.items():
             read = read_pair(validation.pairs[index], len(self.classes), validation.first_label)
@@ -144,7 +152,8 @@ class Segmentation(BaseTask[SegmentConfig]):
                 counts += np.bincount(labels, minlength=len(counts))
             tiles += [read[0], draw_labels(read[0], read[1]), draw_labels(read[0], found)]
         if tiles:  # image, ground truth and prediction side by side
-            draw_page(tiles, folder / "predictions.jpg", columns=6 if len(tiles) > 3 else 3, width_px=210)
+            headings, columns = ("image", "ground truth", "prediction"), 6 if len(tiles) > 3 else 3
+            draw_page(tiles, folder / "predictions.jpg", columns, 210, headings, title)
             stack_legend(folder / "predictions.jpg", counts, self.classes)
 
     def summary(self, best: dict[str, float]) -> str:
@@ -178,6 +187,27 @@ def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / labels.numel()
 
 
+class MeanLoss:
+    """The mean loss of evaluated images, at the size that the network sees and without the auxiliary head."""
+
+    def __init__(self) -> None:
+        self.logits: Tensor | None = None  # of the last image, (1, K, h, w)
+        self.sums = torch.zeros(2, dtype=torch.float64)  # sum of the losses, number of images
+
+    def keep(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def add(self, labels: Tensor) -> None:  # (H, W)
+        assert self.logits is not None
+        resized = F.interpolate(labels[None, None].float(), self.logits.shape[-2:], mode="nearest-exact")[:, 0].long()
+        self.sums += torch.tensor([float(pixel_loss(self.logits, resized)), 1.0], dtype=torch.float64)
+        self.logits = None
+
+    def mean(self, device: torch.device) -> float:
+        total, count = all_reduce_sum(self.sums, device).tolist()
+        return total / count
+
+
 def eval_loader(part: LabelSet, workers: int, world: World, order: Sequence[int] | None = None) -> DataLoader[Any]:
     """A loader with batches of one image at its original size."""
     return create_loader(
@@ -194,6 +224,7 @@ def evaluate_segmenter(
     record: Callable[[Sequence[Broken]], object] = lambda _broken: None,
     on_predicted: Callable[[int, Tensor], object] = lambda _index, _labels: None,
     classes: Sequence[int] | None = None,
+    on_labels: Callable[[Tensor], object] = lambda _labels: None,
 ) -> tuple[LabelScores, list[Broken]]:
     """The scores over the images of all processes, and the images that could not be read.
 
@@ -202,6 +233,7 @@ def evaluate_segmenter(
         record: Called with the broken images of each batch; it may raise.
         on_predicted: Called with the index of each image and its prediction.
         classes: Class indices of the dataset, if it has fewer classes than the model.
+        on_labels: Called with the true labels of each image on the device, (H, W), after its prediction.
     """
     counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
     broken: list[Broken] = []
@@ -209,8 +241,9 @@ def evaluate_segmenter(
         record(batch.broken)
         broken += batch.broken
         for image, labels, index in zip(batch.images, batch.labels, batch.indices, strict=True):
-            predicted = label(to_device(image, device))
-            counts += confusion(to_device(labels, device), predicted, num_classes).cpu()
+            predicted, true = label(to_device(image, device)), to_device(labels, device)
+            counts += confusion(true, predicted, num_classes).cpu()
+            on_labels(true)
             on_predicted(index, predicted.to("cpu", torch.int16))
     total = all_reduce_sum(counts, device)  # integers: exact in any order
     broken = [item for share in all_gather(broken) for item in share]

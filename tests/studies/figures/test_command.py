@@ -1,0 +1,173 @@
+"""`tailprop figure`: every figure from small networks, its files and its error messages."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+import tailprop_cli
+from tailprop.backbone.operator import VARIANTS
+from tailprop.studies.figures import FIGURES, complexity, diagnostics, gates, impulse, kernels, receptive_field, sources
+from tests.helpers.figures import inputs_of, nothing, read_csv, write_images, write_network
+from tests.helpers.folders import make_snapshot
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(complexity, "SIDES", (4, 6, 8, 10))
+    monkeypatch.setattr(kernels, "FRAMES", 3)
+    monkeypatch.setattr(kernels, "SIDE", 33)
+
+
+def figure(*args: object) -> int:
+    return tailprop_cli.main(["figure", *map(str, args)])
+
+
+def check_picture(path: Path) -> None:
+    with Image.open(path) as image:
+        assert min(image.size) > 300
+        pixels = np.asarray(image.convert("RGB"), float)
+    assert pixels.std() > 10  # something is drawn
+    for edge in (pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]):
+        assert edge.min() > 200, "something is cut off at the edge"
+
+
+def test_all_figures_with_an_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        write_network(tmp_path / "heat", mixer="heat"),
+        write_network(tmp_path / "seed0"),
+        write_network(tmp_path / "seed1", seed=1),
+        write_network(tmp_path / "ours", mixer="multiscale"),
+    ]
+    out, images = tmp_path / "out", write_images(tmp_path / "images")
+    assert figure("all", "--checkpoint", *runs, "--images", images, "--out", out, "--count", 4, "--map-px", 17) == 0
+    twice = [f"{name}_{mixer}" for name in ("gates", "impulse", "sources") for mixer in ("tailprop", "multiscale")]
+    names = ["receptive_field", "receptive_field_cases", *twice, "diagnostics", "complexity", "kernels"]
+    assert {path.name for path in out.iterdir()} == {
+        *(f"{name}.{kind}" for name in names for kind in ("png", "pdf", "csv")),
+        "kernels.gif",
+        "index.html",
+    }
+    page = (out / "index.html").read_text()
+    assert all(f'src="{name}.png"' in page and f'href="{name}.csv"' in page for name in names)
+    assert "top-1 62.2 %" in page
+    for name in names:
+        check_picture(out / f"{name}.png")
+    with Image.open(out / "kernels.gif") as animation:
+        assert getattr(animation, "n_frames", 1) > 3
+    assert "index.html shows all of them" in capsys.readouterr().out
+    check_receptive_fields(read_csv(out / "receptive_field.csv"))
+    check_diagnostics(read_csv(out / "diagnostics.csv"), runs)
+
+
+def check_receptive_fields(rows: list[dict[str, str]]) -> None:
+    assert [(row["mixer"], row["state"]) for row in rows] == [
+        (mixer, state) for mixer in ("heat", "tailprop", "multiscale") for state in ("untrained", "trained")
+    ]
+    assert all(0 < float(row["area_50_pct"]) < float(row["area_90_pct"]) <= 100 for row in rows)
+    assert {row["images"] for row in rows} == {"4"}
+
+
+def check_diagnostics(rows: list[dict[str, str]], runs: list[str]) -> None:
+    assert [row["checkpoint"] for row in rows[::2]] == runs[1:]  # two stages each; heat has none
+    for row in rows:
+        assert all(0 <= float(row[name]) <= 1 for name in diagnostics.LABELS)
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "multiscale"])
+def test_every_variant_can_be_drawn(variant: str, tmp_path: Path) -> None:
+    run, images = write_network(tmp_path / "run", mixer=variant), write_images(tmp_path / "images", 3)
+    inputs = inputs_of(run, images=images, count=3, map_px=17, stage=2)
+    for module in (gates, impulse, sources, diagnostics):
+        (picture,) = module.draw(inputs, nothing)
+        assert picture.rows
+    bars = [row for row in gates.draw(inputs, nothing)[0].rows if row["quantity"] != "response"]
+    depends = len({row["value"] for row in bars if row["stage"] == 2}) > 1
+    assert depends == (variant in ("tailprop", "dual_gaussian", "adaptive_alpha", "multiscale"))
+
+
+def test_work_of_every_figure_adds_up(tmp_path: Path) -> None:
+    """The progress bar reaches its end."""
+    runs = [write_network(tmp_path / "a"), write_network(tmp_path / "b", mixer="multiscale")]
+    inputs = inputs_of(*runs, images=write_images(tmp_path / "images"), count=4, map_px=17)
+    for module in (receptive_field, gates, impulse, sources, diagnostics, complexity, kernels):
+        shares: list[float] = []
+        module.draw(inputs, shares.append)
+        assert sum(shares) == pytest.approx(1.0), module.__name__
+
+
+def test_figure_from_parquet_shards(tmp_path: Path) -> None:
+    run = write_network(tmp_path / "run")
+    shards = make_snapshot(tmp_path / "data", {"train": [0] * 4, "validation": [10, 90, 250, 170]}, classes=300)
+    assert figure("gates", "--checkpoint", run, "--images", shards, "--out", tmp_path / "out", "--count", 4) == 0
+    names = {row["image"] for row in read_csv(tmp_path / "out" / "gates.csv")}
+    assert len(names) == 3
+    assert all(name.startswith("validation-") for name in names)
+
+
+@pytest.mark.parametrize("name", ["gates", "impulse", "sources", "diagnostics"])
+def test_network_without_propagation(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, images = write_network(tmp_path / "run", mixer="wave"), write_images(tmp_path / "images")
+    assert figure(name, "--checkpoint", run, "--images", images, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "has no tail propagation operator (its mixer is wave)" in error
+    assert error.count("\n") == 1
+
+
+def test_all_leaves_out_what_a_network_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, images = write_network(tmp_path / "run", mixer="wave"), write_images(tmp_path / "images")
+    assert figure("all", "--checkpoint", run, "--images", images, "--out", tmp_path / "out", "--count", 3) == 0
+    assert "left out: gates, impulse, sources, diagnostics" in capsys.readouterr().out
+    assert "left out: gates" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_foreign_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import timm
+
+    from tailprop.engine.checkpoint import save_weights
+
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(dict(model=dict(name="convnext_atto"), data={}, augment={})))
+    model = timm.create_model("convnext_atto", num_classes=5)
+    save_weights(tmp_path / "model.safetensors", model, dict(architecture="convnext_atto", num_classes="5"))
+    assert figure("impulse", "--checkpoint", tmp_path) == 2
+    error = capsys.readouterr().err
+    assert "is a convnext_atto, which has no layers of this package" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["gate"], "no figure 'gate'; did you mean gates?"),
+        (["gates"], "figure gates needs a trained network; give run folders with --checkpoint"),
+        (["receptive-field", "--checkpoint", "x"], "figure receptive-field needs images; give a folder with --images"),
+        (["kernels", "--count", "2"], "--count must be at least 3, got 2"),
+        (["kernels", "--map-px", "5"], "--map-px must be between 9 and 257, got 5"),
+        (["gates", "--checkpoint", "nowhere", "--images", "x"], "no checkpoint at nowhere"),
+    ],
+)
+def test_error_messages(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert figure(*args) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_missing_and_broken_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, images = write_network(tmp_path / "run"), tmp_path / "images"
+    args = ("gates", "--checkpoint", run, "--images", images, "--out", tmp_path / "out")
+    assert figure(*args) == 2
+    assert "no folder" in capsys.readouterr().err
+    images.mkdir()
+    (images / "broken.png").write_bytes(b"no image")
+    assert figure(*args) == 2
+    assert "none of the 1 images" in capsys.readouterr().err
+    write_images(images, 3)
+    assert figure(*args) == 0  # the broken one is passed over
+
+
+def test_every_figure_is_named_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        figure("--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(name.replace("_", "-") in text for name in FIGURES)
