@@ -243,7 +243,7 @@ def test_write_through_a_symlink(tmp_path: Path) -> None:
         path.parent.mkdir()
     link.symlink_to(real)
     for content in ("old", "new"):  # at first the link is dangling
-        write_atomically(link, lambda part, content=content: part.write_text(content))
+        write_atomically(link, lambda part, content=content: part.write_text(content), follow=True)
         assert (link.is_symlink(), real.read_text()) == (True, content)
     (tmp_path / "run" / "best.pt").symlink_to(tmp_path / "disk" / "best.pt")
     checkpoint.save(link, {"model": {}}, also=tmp_path / "run" / "best.pt")

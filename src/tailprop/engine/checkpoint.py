@@ -27,7 +27,7 @@ def save(path: Path, payload: dict[str, Any], also: Path | None = None) -> None:
     def write(part: Path) -> None:
         torch.save(payload | {"format": _FORMAT}, part)
 
-    write_atomically(path, write, also)
+    write_atomically(path, write, also, follow=True)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def save_tensors(path: Path, state: Mapping[str, Tensor], metadata: dict[str, st
         save_file(weights, part, {"format": "pt", **metadata, **UNSEALED})
         seal(part)
 
-    write_atomically(path, write)
+    write_atomically(path, write, follow=True)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -20,13 +20,14 @@ __all__ = ["explain_write_errors", "make_folder", "write_atomically", "write_jso
 PART = ".part"  # suffix of a file being written; a leftover means that the process died, and can be deleted
 
 
-def write_atomically(path: Path, write: Callable[[Path], object], also: Path | None = None) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], also: Path | None = None, follow: bool = False) -> None:
     """Let `write` fill a temporary file, then rename it to `path`: readers see the complete old file or the complete new one.
 
-    For a symbolic link the target is replaced; a link whose target does not exist is refused. A device or a pipe, such as
-    /dev/stdout, is written to directly. With `also`, a copy appears under that second path first.
+    For a symbolic link the target is replaced. A link whose target does not exist is refused, except with `follow`, for the
+    checkpoints of a run folder, which may be kept on another disk. A device or a pipe, such as /dev/stdout, is written to
+    directly. With `also`, a copy appears under that second path first.
     """
-    for link in (path, also):
+    for link in () if follow else (path, also):
         if link is not None and link.is_symlink() and not link.exists():
             raise ValueError(f"{link} is a link to {link.readlink()}, which does not exist; remove the link")
     with explain_write_errors(path):
