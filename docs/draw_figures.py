@@ -9,6 +9,8 @@ from PIL import Image
 import tailprop_cli
 
 FOLDER = Path(__file__).parent / "figures"
+DIAGRAMS = ("complexity", "diagnostics", "kernels")
+MOST_BYTES = 200_000
 MIXERS = ("attention", "heat", "wave", "tailprop", "multiscale")
 
 
@@ -22,10 +24,21 @@ def main(runs: Path, images: Path) -> int:
         if code := tailprop_cli.main(args):
             return code
         for path in sorted(Path(out).glob("*.png")):
-            with Image.open(path) as image:  # 256 colours are enough for a page
-                image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(FOLDER / path.name, optimize=True)
+            with Image.open(path) as image:
+                save(image.convert("RGB"), path.stem)
         (FOLDER / "kernels.gif").write_bytes(Path(out, "kernels.gif").read_bytes())
     return 0
+
+
+def save(image: Image.Image, name: str) -> None:
+    """A PNG with 256 colours, which are enough for curves and bars; a JPEG below 200 kB for maps and photographs."""
+    if name in DIAGRAMS:
+        image.quantize(256, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
+        return
+    for quality in range(90, 60, -5):
+        image.save(FOLDER / f"{name}.jpg", quality=quality, subsampling=0, optimize=True)
+        if (FOLDER / f"{name}.jpg").stat().st_size < MOST_BYTES:
+            return
 
 
 if __name__ == "__main__":

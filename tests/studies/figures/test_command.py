@@ -12,6 +12,7 @@ from tailprop.backbone.operator import VARIANTS
 from tailprop.studies.figures import FIGURES, complexity, diagnostics, gates, impulse, kernels, receptive_field, sources
 from tests.helpers.figures import inputs_of, nothing, read_csv, write_images, write_network
 from tests.helpers.folders import make_snapshot
+from tests.helpers.tiny_tasks import TASKS, write_tiny
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +172,14 @@ def test_every_figure_is_named_in_the_help(capsys: pytest.CaptureFixture[str]) -
         figure("--help")
     text = " ".join(capsys.readouterr().out.split())
     assert all(name.replace("_", "-") in text for name in FIGURES)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_networks_of_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = write_tiny(task)
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", "run", "--optim.epochs", "1"]) == 0
+    inputs = inputs_of("run", images=write_images(Path("images"), 3), count=3)
+    (picture,) = diagnostics.draw(inputs, nothing)
+    assert {row["stage"] for row in picture.rows} == set(range(1, 1 + len(inputs.networks[0].stages)))
+    assert len(receptive_field.draw(inputs, nothing)[0].rows) == 2

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 import torch
 import tyro
+from PIL import Image
 
 from tailprop.runtime.allocator import keep_freed_memory
 from tailprop.studies.figures import FIGURES, NEED_NOTHING
@@ -125,7 +126,7 @@ def _save(picture: Picture, folder: Path) -> None:
         save_figure(picture.figure, folder / f"{picture.name}.{suffix}")
     write_rows(folder / f"{picture.name}.csv", picture.rows)
     if picture.frames:
-        frames = [frame.quantize(64) for frame in picture.frames]
+        frames = [frame.quantize(128, dither=Image.Dither.NONE) for frame in picture.frames]
         rest: dict[str, Any] = dict(save_all=True, append_images=frames[1:], duration=80, loop=0, optimize=True)
         write_atomically(folder / f"{picture.name}.gif", lambda part: frames[0].save(part, "GIF", **rest))
 

@@ -17,7 +17,7 @@ __all__ = ["cauchy_kernel", "draw", "gaussian_kernel", "kernel_frames", "outside
 
 Array = npt.NDArray[np.float64]
 LENGTH: Final = 4.0  # standard deviation of the Gaussian and half-width of the Cauchy kernel, positions
-FRAMES: Final = 25  # of the animation, there; as many back
+FRAMES: Final = 17  # of the animation, there; as many back
 SIDE: Final = 129  # of its map
 
 
@@ -114,7 +114,7 @@ class _Scene:
 
     def __init__(self, half: int) -> None:
         self.half = half
-        self.figure = new_figure(6.4, 3.0)
+        self.figure = new_figure(6.6, 3.0)
         self.left, right = self.figure.subplots(1, 2)
         extent = (-half, half, half, -half)
         self.image = self.left.imshow(np.zeros((2, 2)), cmap="magma", vmin=-DECADES, vmax=0, extent=extent)
@@ -126,7 +126,7 @@ class _Scene:
         (self.curve,) = right.loglog(r, np.ones_like(r), linewidth=2.2, label="mix", color=CAUCHY)
         right.set(xlabel="distance, positions", ylabel="response / peak", ylim=(10.0**-DECADES, 1.5), xlim=(1, half))
         right.grid()
-        right.legend(loc="lower left")
+        self.legend = right.legend(loc="lower left").get_lines()[-1]
         self.figure.canvas.draw()
         self.figure.set_layout_engine("none")
 
@@ -135,7 +135,8 @@ class _Scene:
         self.image.set_data(np.log10(shares))
         self.left.set_title(f"\u03bb = {lam:.2f}")
         self.curve.set_ydata(shares[self.half, self.half + 1 :])
-        self.curve.set_color(mix_color(lam, (0, 1)))
+        for line in (self.curve, self.legend):
+            line.set_color(mix_color(lam, (0, 1)))
         self.figure.canvas.draw()
         pixels = np.asarray(self.figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
         return Image.fromarray(pixels[..., :3].copy())

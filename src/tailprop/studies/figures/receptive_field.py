@@ -116,7 +116,7 @@ def _draw_cases(columns: Sequence[Column]) -> Picture:
             axes.set(xticks=[], yticks=[])
             rows.append({"image": samples[case].name, **_row(network, "trained", 1, areas, field)})
     color_bar(figure, drawn, panels[:, 1:].ravel().tolist(), "gradient over its maximum, log10")
-    set_title(figure, f"Effective receptive field of single images, {_subject(columns, single=True)}", AREAS)
+    set_title(figure, f"Receptive field of single images, {_subject(columns, single=True)}", AREAS)
     note = "The same for single images and trained networks (Appendix H of the paper)."
     return Picture("receptive_field_cases", "Effective receptive field of single images", note, figure, rows)
 
