@@ -148,7 +148,7 @@ def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "none.pth": "no checkpoint at none.pth",
         "evil.pth": "contains more than weights and was not executed",
         "cut.pth": "cut.pth is corrupt",
-        "cut.safetensors": "cut.safetensors is corrupt",
+        "cut.safetensors": "cut.safetensors is not a safetensors file, or is truncated",
         "list.pth": "list.pth does not contain a state dict",
         "text.pth": "text.pth is corrupt",
     }.items():
@@ -174,6 +174,6 @@ def test_corrupt_files_raise_in_one_line(tmp_path: Path) -> None:
 
 def assert_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{path.name} is corrupt, or contains more than weights .*\)$") as refused:
+    with pytest.raises(ValueError, match=rf"{path.name} is (corrupt|not a safetensors file, or is)") as refused:
         read_state_dict(path)
     assert "\n" not in str(refused.value)

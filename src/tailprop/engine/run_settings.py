@@ -108,6 +108,8 @@ def find_task_name(where: str | Path, default: str) -> str | None:
     is_weights = path.is_file() and path.suffix in (".pt", ".safetensors")
     if str(where).startswith("-") or not (path.is_dir() or is_weights):
         return None
+    if is_weights:
+        check_intact(path)  # else its task would be unknown, and the options of its task refused
     try:
         settings = find_settings(path)
     except ValueError:  # config.yaml of another program, for example in a folder of images

@@ -69,14 +69,14 @@ def write_set(root: Path, annotations: list[dict[str, Any]], **content: Any) -> 
         (dict(segmentation=dict(size=[40, 60], counts=[-100, 2500])), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts="")), "do not add up"),
         (dict(segmentation=dict(size=[40, 60], counts="1")), "do not add up"),
-        (dict(segmentation=dict(size=[40, 60], counts="zzzzzz")), "its RLE is corrupt: zzzzzz"),
-        (dict(segmentation=dict(size=[40, 60], counts="PP")), "its RLE is corrupt: PP"),  # truncated
+        (dict(segmentation=dict(size=[40, 60], counts="zzzzzz")), "its RLE is corrupt: 'zzzzzz'"),
+        (dict(segmentation=dict(size=[40, 60], counts="PP")), "its RLE is corrupt: 'PP'"),  # truncated
         (dict(segmentation=dict(size=[40, 60])), "its RLE has no counts"),
         (dict(segmentation=dict(size=[40.0, 60.0], counts=[2400])), "its RLE has size [40.0, 60.0]"),
         (dict(segmentation=[[0.0, 0, 3e8, 0, 3e8, 3e8]]), "its polygon is invalid"),
         (dict(segmentation=[[0.0, 0, 1e12, 5, 0, 9]]), "its polygon is invalid"),
         (dict(segmentation=[[0, 0, 10**400, 5, 0, 9]]), "its polygon is invalid"),
-        (dict(category_id="seven"), "its category seven is not among"),
+        (dict(category_id="seven"), "its category 'seven' is not among"),
         (dict(category_id=None), "its category None is not among"),
         (dict(image_id=[0]), "its image [0] is not in the file"),
         (dict(iscrowd=None), "its iscrowd is None, not 0 or 1"),
@@ -114,7 +114,7 @@ def test_invalid_annotation_file(text: str, message: str, tmp_path: Path) -> Non
     ("categories", "message"),
     [
         ([7], "category number 0: its id is None, not an integer"),
-        ([dict(id="seven", name="a")], "category number 0: its id is seven, not an integer"),
+        ([dict(id="seven", name="a")], "category number 0: its id is 'seven', not an integer"),
         ([dict(id=None, name="a")], "category number 0: its id is None, not an integer"),
         ([dict(id=1, name=None)], "category 1: its name is None, not a single line of text"),
         ([dict(id=1, name="a\nb")], r"category 1: its name is 'a\\nb', not a single line of text"),
@@ -132,7 +132,7 @@ def test_invalid_categories(categories: list[Any], message: str, tmp_path: Path)
     [
         ("b.jpg", "image number 1", "lacks id, file_name, width or height"),
         (dict(id=2, file_name=7, width=60, height=40), "7", "its file_name is 7, not text"),
-        (dict(id=2, file_name="b.jpg", width="60", height=40), "b.jpg", "its size is invalid: 60x40"),
+        (dict(id=2, file_name="b.jpg", width="60", height=40), "b.jpg", "its size is invalid: '60'x40"),
         (dict(id=2, file_name="b.jpg", width=60, height=None), "b.jpg", "lacks id, file_name, width or height"),
         (dict(id=2, file_name="b.jpg", width=10**9, height=40), "b.jpg", "its size is invalid: 1000000000x40"),
         (dict(id="p0", file_name="b.jpg", width=60, height=40), "b.jpg", "its id is 'p0', not an integer"),

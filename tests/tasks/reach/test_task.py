@@ -76,7 +76,10 @@ def test_gradient_checkpointing_gives_the_same_gradients() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["train", "reach_color"], "the problem color needs photographs; set their folder with --data.train"),
+        (
+            ["train", "reach_color", "--data.train", "None"],
+            "the problem color needs photographs; set their folder with --data.train",
+        ),
         (["train", "reach_seeds", "--model.args", "mixer=magic"], "mixer"),
         (["train", "reach_seeds", "--model.name", "tailprop_tiny"], "model.name must be reach_net"),
         (["train", "reach_key", "--data.size-px", "24"], "data.size_px must be at least 40 for the problem key"),

@@ -204,7 +204,7 @@ def _image_error(entry: Any) -> str | None:
         return f"its id is {excerpt(entry['id'])}, not an integer"
     sides = (entry["width"], entry["height"])
     if not all(_is_whole(side) and 1 <= side <= LARGEST_PX for side in sides):
-        return f"its size is invalid: {excerpt(f'{sides[0]}x{sides[1]}')}"
+        return f"its size is invalid: {excerpt(sides[0])}x{excerpt(sides[1])}"
     return None
 
 
