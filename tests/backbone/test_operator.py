@@ -17,7 +17,7 @@ BEYOND: dict[str, dict[str, Any]] = {
     "learned orders": dict(orders=(2.0, 1.0), order_mode="learned"),
     "content orders": dict(orders=(2.0, 1.0), order_mode="content"),
     "scale per channel": dict(scale_per_channel=True),
-    "normalized": dict(normalize=True),
+    "normalized": dict(normalized_share=1.0),
     "lengths": dict(scale_mode="length", gate_init=1.0, lengths=(0.5, 3.0)),
     "lengths on the map": dict(scale_mode="length", length_unit="map", lengths=(0.1, 0.3)),
     "multiscale": MULTISCALE,
@@ -38,7 +38,7 @@ def perturbed(dim: int, dtype: torch.dtype = torch.float32, **settings: Any) -> 
 def reference(module: TailPropagation, x: Tensor) -> Tensor:
     weights, orders = module.weights(x), module.stable_orders(x)
     spacing = (x.shape[1] * x.shape[2]) ** -0.5 if module.length_unit == "map" else 1.0
-    return tail_propagate_reference(x, module.scales(), weights, orders, spacing, module.normalize)
+    return tail_propagate_reference(x, module.scales(), weights, orders, spacing, module.normalized)
 
 
 @pytest.mark.parametrize(("h", "w"), MAPS)
@@ -47,7 +47,7 @@ def test_fast_path_matches_the_reference(name: str, h: int, w: int) -> None:
     module = perturbed(16, **SETTINGS[name])
     x = (2 * torch.rand(2, h, w, 16) - 1).requires_grad_()  # a map of magnitude 1
     fast, slow = module(x), reference(module, x)
-    assert (fast - slow).abs().max() <= (4e-6 if module.normalize else 1e-6)  # normalized maps have magnitude 3
+    assert (fast - slow).abs().max() <= (4e-6 if module.normalized_share else 1e-6)  # normalized maps have magnitude 3
 
     upstream = torch.randn_like(x) / math.sqrt(h * w)
     parameters = [x, *module.parameters()]
@@ -88,7 +88,7 @@ def test_mix_is_not_a_semigroup() -> None:
 def test_mean_is_preserved(name: str) -> None:
     module, x = perturbed(8, **SETTINGS[name]), torch.randn(3, 11, 6, 8)
     assert (module.explain(x).mixed[:, 0, 0] == 1).all()  # exactly
-    expected = torch.zeros(3, 8) if module.normalize else x.mean((1, 2))
+    expected = x.mean((1, 2)) if module.normalized is None else x.mean((1, 2)) * (1 - module.normalized)
     torch.testing.assert_close(module(x).mean((1, 2)), expected, rtol=0, atol=1e-6)
 
 
@@ -96,7 +96,7 @@ def test_mean_is_preserved(name: str) -> None:
 def test_normalized_channels_have_mean_0_and_variance_1(h: int, w: int) -> None:
     x = torch.randn(2, h, w, 6, dtype=torch.float64) * torch.tensor([0.1, 0.3, 1.0, 3.0, 10.0, 100.0]) + 5
     with torch.no_grad():
-        y = tail_propagate(x, (20.0, 3.0), normalize=True)
+        y = tail_propagate(x, (20.0, 3.0), normalized=torch.ones(6))
         plain = tail_propagate(x, (20.0, 3.0))
     torch.testing.assert_close(y.mean((1, 2)), torch.zeros(2, 6, dtype=torch.float64), rtol=0, atol=1e-7)
     torch.testing.assert_close(y.var((1, 2), correction=0), torch.ones(2, 6, dtype=torch.float64), rtol=1e-3, atol=0)
@@ -104,11 +104,25 @@ def test_normalized_channels_have_mean_0_and_variance_1(h: int, w: int) -> None:
     torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
 
 
+def test_share_of_normalized_channels() -> None:
+    x = torch.randn(2, 12, 12, 9) + 3
+    for share, count in ((0.0, 0), (1 / 3, 3), (0.5, 4), (1.0, 9)):
+        module = TailPropagation(9, scale_mode="length", lengths=(0.5, 3.0), normalized_share=share)
+        plain = TailPropagation(9, scale_mode="length", lengths=(0.5, 3.0))
+        plain.load_state_dict(module.state_dict())  # the mask is not in it
+        y, unnormalized = module(x), plain(x)
+        changed = (y - unnormalized).abs().amax((0, 1, 2)) > 1e-3
+        assert changed.sum() == count
+        torch.testing.assert_close(y[..., ~changed], unnormalized[..., ~changed])
+        torch.testing.assert_close(y[..., changed].mean((1, 2)), torch.zeros(2, count), rtol=0, atol=1e-5)
+        torch.testing.assert_close(y[..., changed].square().mean((1, 2)), torch.ones(2, count), rtol=1e-3, atol=0)
+
+
 def test_normalization_of_constant_maps() -> None:
     """A map of one position, or of one value, has no deviations, and finite gradients."""
     for x in (torch.randn(2, 1, 1, 4), torch.full((1, 9, 7, 4), 3.0), torch.randn(1, 1, 1, 4).half()):
         x.requires_grad_()
-        y = tail_propagate(x, (2.0, 1.0), normalize=True)
+        y = tail_propagate(x, (2.0, 1.0), normalized=torch.ones(4))
         torch.testing.assert_close(y, torch.zeros_like(y), rtol=0, atol=0.05)
         y.sum().backward()
         assert x.grad is not None
@@ -120,8 +134,10 @@ def test_weak_channels_survive_half_precision(dtype: torch.dtype) -> None:
     """A single bright point, spread over the map: its deviations are 1e-3 of the mean."""
     x = torch.full((1, 32, 32, 2), 4.0)
     x[0, 16, 20] += 1
-    expected = tail_propagate(x, (50.0, 8.0), normalize=True)
-    torch.testing.assert_close(tail_propagate(x.to(dtype), (50.0, 8.0), normalize=True).float(), expected, rtol=0.05, atol=0.1)
+    expected = tail_propagate(x, (50.0, 8.0), normalized=torch.ones(2))
+    torch.testing.assert_close(
+        tail_propagate(x.to(dtype), (50.0, 8.0), normalized=torch.ones(2)).float(), expected, rtol=0.05, atol=0.1
+    )
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -134,7 +150,8 @@ def test_gate_by_place_is_a_sum_of_branches(normalize: bool) -> None:
     expected = weights[:, 0] * branches[0] + weights[:, 1] * branches[1] + weights[:, 2] * branches[2]
     if normalize:
         expected = expected / expected.square().mean((1, 2), keepdim=True).sqrt()
-    torch.testing.assert_close(tail_propagate_by_place(x, scales, weights, orders, 1.0, normalize), expected)
+    normalized = torch.ones(4) if normalize else None
+    torch.testing.assert_close(tail_propagate_by_place(x, scales, weights, orders, 1.0, normalized), expected)
 
 
 @pytest.mark.parametrize("settings", [dict(gate="spatial"), MULTISCALE | dict(gate="spatial")])
@@ -145,7 +162,7 @@ def test_gate_by_place_that_is_the_same_everywhere_is_the_usual_operator(setting
         module.gate_mlp.fc1.weight.zero_()
     weights = module.weights(x)
     assert weights.shape == (2, 2, 8, 5, 8)
-    expected = tail_propagate(x, module.scales(), weights[:, :, 0, 0], normalize=module.normalize)
+    expected = tail_propagate(x, module.scales(), weights[:, :, 0, 0], normalized=module.normalized)
     torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -224,7 +241,7 @@ def test_explain_with_normalization() -> None:
     module, x = perturbed(8, **MULTISCALE), torch.randn(2, 6, 7, 8)
     inner = module.explain(x)
     factor = inner.gain[:, None, None].expand(2, 6, 7, 8).clone()
-    factor[:, 0, 0] = 0
+    factor[:, 0, 0] = 1 - module.normalized
     torch.testing.assert_close(idct2(factor * inner.mixed * inner.coefficients), module(x), rtol=1e-4, atol=1e-5)
 
 
@@ -319,6 +336,7 @@ def test_stable_response_is_one_at_zero_with_finite_gradients() -> None:
         (dict(dim=0), "dim must be at least 1, got 0"),
         (dict(scale_mode="log"), "unknown scale_mode 'log'; choose one of 'softplus', 'length'"),
         (dict(length_unit="cm"), "unknown length_unit 'cm'"),
+        (dict(normalized_share=1.5), "normalized_share must be between 0 and 1, got 1.5"),
         (dict(lengths=(3.0, 1.0)), "the shorter first"),
         (dict(gate_reduction=0), "gate_reduction must be at least 1, got 0"),
     ],

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from .dct_fft import LARGE, dct_fft, filter_in_strips, idct_fft
 
-__all__ = ["MAX_GAIN", "dct2", "dct_basis", "frequency_grid", "idct2", "inverse_rms", "spectral_filter"]
+__all__ = ["MAX_GAIN", "dct2", "dct_basis", "frequency_grid", "idct2", "normalizing_gain", "spectral_filter"]
 
-MAX_GAIN = 5e4  # of `inverse_rms`, below the largest float16; a few points that are spread over a map need a gain of 1e4
+MAX_GAIN = 5e4  # of a normalized channel, below the largest float16; a few points that are spread over a map need a gain of 1e4
 _CACHE_SIZE = 256  # cached bases; bounded, because a detector sees images of every shape
 _CACHED_GRIDS = 64  # a grid belongs to a pair of sides, so there are many more of them
 _CACHED_POINTS = 1 << 18  # of a grid; a larger one takes milliseconds to build beside seconds for its image, and megabytes
@@ -46,33 +46,35 @@ def idct2(x: Tensor) -> Tensor:
     return _idct(_idct(x, -3), -2)  # (B, H, W, C)
 
 
-def spectral_filter(x: Tensor, response: Tensor | Callable[[slice], Tensor], unit_variance: bool = False) -> Tensor:
+def spectral_filter(x: Tensor, response: Tensor | Callable[[slice], Tensor], normalized: Tensor | None = None) -> Tensor:
     """IDCT(response * DCT(X)) with one transform pair; the response broadcasts to (B, H, W, C) and takes the dtype of x.
 
     The response may also be a function that computes it for a slice of frequency columns, broadcastable to (B, H, columns, C).
     For a large map it is called for a few columns at a time, so that the whole response is never in memory.
 
-    `unit_variance` scales every channel of every image to a mean square of 1 over the map.
+    Channels where `normalized`, (C,), is 1 get a mean square of 1 over the map of every image; the others stay as they are.
     """
     if callable(response):
         if x.ndim == 4 and _is_large(x) and x.device.type == "cpu" and not torch.is_grad_enabled():
             _check_spatial(x)
             y = filter_in_strips(x, response, (_dct, _idct))
-            return y.mul_(inverse_rms(y)) if unit_variance else y
+            return y if normalized is None else y.mul_(normalizing_gain(y, normalized))
         response = response(slice(None))
     coefficients = dct2(x) * response.to(x.dtype)
-    if unit_variance:  # the same over frequencies as over positions (Parseval), where half precision would lose weak channels
-        coefficients = coefficients * inverse_rms(coefficients)
+    if normalized is not None:  # over frequencies as over positions (Parseval), where half precision would lose weak channels
+        coefficients = coefficients * normalizing_gain(coefficients, normalized)
     return idct2(coefficients)
 
 
-def inverse_rms(x: Tensor) -> Tensor:
-    """One over the root mean square of each channel over a map (B, H, W, C): (B, 1, 1, C), at most `MAX_GAIN`.
+def normalizing_gain(x: Tensor, normalized: Tensor) -> Tensor:
+    """A factor for each channel of each map, (B, 1, 1, C): one over its root mean square where `normalized` is 1, else 1.
 
-    1 / sqrt(mean + eps) with eps = 1 / MAX_GAIN^2, written without eps: ONNX exporters drop the addition of so small a number.
+    It is at most `MAX_GAIN`: 1 / sqrt(mean + eps) with eps = 1 / MAX_GAIN^2, but written without eps, because ONNX exporters
+    drop the addition of so small a number.
     """
     mean_square = x.to(torch.promote_types(x.dtype, torch.float32)).square().mean((-3, -2), keepdim=True)
-    return (MAX_GAIN * torch.rsqrt(1 + MAX_GAIN**2 * mean_square)).to(x.dtype)
+    inverse_rms = MAX_GAIN * torch.rsqrt(1 + MAX_GAIN**2 * mean_square)
+    return (1 + normalized * (inverse_rms - 1)).to(x.dtype)
 
 
 def dct_basis(n: int, like: Tensor) -> Tensor:

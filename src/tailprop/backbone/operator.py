@@ -22,7 +22,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
-from .dct import dct2, inverse_rms
+from .dct import dct2, normalizing_gain
 from .stable import (
     Mix,
     at_least_float32,
@@ -66,8 +66,9 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
 }
 
 # Ours: every channel has a length of its own, so that some reach near and some far from the first step on, and learns it at
-# the same relative rate. What a long kernel delivers is weak, so it is normalized. docs/study.md has the experiments.
-MULTISCALE: Final[dict[str, Any]] = dict(orders=(2.0, 1.0), gate="content", scale_mode="length", normalize=True)
+# the same relative rate. What a long kernel delivers is weak, so every other channel is normalized. docs/study.md has the
+# experiments.
+MULTISCALE: Final[dict[str, Any]] = dict(orders=(2.0, 1.0), gate="content", scale_mode="length", normalized_share=0.5)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class PropagationDetails:
     responses: Tensor  # (B, K, H, W, C): each order alone; H_G and H_C for the paper's operator
     mixed: Tensor  # (B, H, W, C): the mixed response
     coefficients: Tensor  # (B, H, W, C): the DCT of the input
-    gain: Tensor | None  # (B, C): factor of the coefficients by normalization, which removes that of the mean
+    gain: Tensor | None  # (B, C): factor of all coefficients but the mean, which normalized channels lose; None without any
 
     @property
     def lam(self) -> Tensor:
@@ -108,7 +109,8 @@ class TailPropagation(nn.Module):
         lengths: Shortest and longest initial length for "length", spread geometrically over the channels.
         length_unit: "px", positions of the map, or "map", the side of the map (the geometric mean of height and width).
         gate_init: Initial gate logit. Channels take turns in preferring one of the orders by this much; 0 = equal weights.
-        normalize: Normalize what is propagated to mean 0 and variance 1 over the map, for every image and channel.
+        normalized_share: Share of the channels whose output is normalized to mean 0 and variance 1 over the map of every image.
+            They are spread evenly, so that normalized and other channels have all lengths.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
     """
 
@@ -130,7 +132,7 @@ class TailPropagation(nn.Module):
         lengths: tuple[float, float] = (0.5, 16.0),
         length_unit: str = "px",
         gate_init: float = 0.0,
-        normalize: bool = False,
+        normalized_share: float = 0.0,
         gate_reduction: int = 8,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -147,7 +149,6 @@ class TailPropagation(nn.Module):
         self.scale_init = _checked_scales(scale_init, self.orders)
         self.scale_mode, self.scale_per_channel = scale_mode, scale_per_channel or scale_mode == "length"
         self.lengths, self.length_unit, self.gate_init = _checked_lengths(lengths), length_unit, gate_init
-        self.normalize = normalize
 
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         num_orders, hidden = len(self.orders), max(1, dim // gate_reduction)
@@ -158,6 +159,9 @@ class TailPropagation(nn.Module):
         self.gate_mlp = None if gate_mlp is None else gate_mlp(dim, hidden, num_orders - 1, **dd)
         self.order_logits = nn.Parameter(torch.empty(num_orders, 1, **dd)) if order_mode == "learned" else None
         self.order_mlp = PooledMLP(dim, hidden, num_orders, **dd) if order_mode == "content" else None
+        self.normalized_share = _checked_share(normalized_share)
+        self.normalized: Tensor | None  # (C,): 1 where a channel is normalized
+        self.register_buffer("normalized", torch.empty(dim, **dd) if normalized_share else None, persistent=False)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -167,6 +171,9 @@ class TailPropagation(nn.Module):
         # An order of exactly 2 is the limit of the sigmoid and cannot be reached; 1.99 still has a gradient.
         order_logits = torch.logit(torch.tensor(self.orders, dtype=torch.float64, device="cpu") / 2, eps=5e-3)[:, None]
         preferred = self._initial_gates()
+        if self.normalized is not None:
+            until = (torch.arange(self.dim + 1, dtype=torch.float64, device="cpu") * self.normalized_share + 1e-9).floor()
+            self.normalized.copy_(until.diff())
         if self.gate_logits is not None:
             self.gate_logits.copy_(preferred)
         if self.gate_mlp is not None:
@@ -223,8 +230,8 @@ class TailPropagation(nn.Module):
         if self._observed is not None:
             self._observed.add(weights, orders)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
-            return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.normalize)
-        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalize)
+            return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.normalized)
+        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalized)
 
     def observe(self, on: bool) -> None:
         """Start to keep the means of weights and orders that are predicted from the input, or forget them."""
@@ -286,11 +293,11 @@ class TailPropagation(nn.Module):
         )
 
     def _gain(self, coefficients: Tensor) -> Tensor | None:
-        if not self.normalize:
+        if self.normalized is None:
             return None
         deviations = coefficients.clone()
         deviations[:, 0, 0] = 0
-        return inverse_rms(deviations)[:, 0, 0]
+        return normalizing_gain(deviations, self.normalized)[:, 0, 0]
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, orders={self.orders}, gate={self.gate!r}, order_mode={self.order_mode!r}"
@@ -372,6 +379,12 @@ def _checked_scales(scale_init: float | Sequence[float], orders: tuple[float, ..
         if not 2 * SCALE_OFFSET < scale < math.inf:
             raise ValueError(f"scale_init must be finite and above {2 * SCALE_OFFSET:g}, got {scale}")
     return scales
+
+
+def _checked_share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise ValueError(f"normalized_share must be between 0 and 1, got {share}")
+    return share
 
 
 def _checked_lengths(lengths: tuple[float, float]) -> tuple[float, float]:

@@ -17,7 +17,7 @@ import torch
 import torch.fx
 from torch import Tensor
 
-from .dct import MAX_GAIN, dct2, frequency_grid, idct2, inverse_rms, spectral_filter
+from .dct import MAX_GAIN, dct2, frequency_grid, idct2, normalizing_gain, spectral_filter
 
 __all__ = [
     "Mix",
@@ -49,7 +49,7 @@ def tail_propagate(
     weights: Tensor | Sequence[float] | None = None,
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
-    normalize: bool = False,
+    normalized: Tensor | None = None,
 ) -> Tensor:
     """Y = IDCT(sum_k w_k exp(-k_k rho^(alpha_k/2)) * DCT(X)): Eq. (7) of the paper, for any number of orders.
 
@@ -62,8 +62,9 @@ def tail_propagate(
             channel is preserved exactly.
         orders: K numbers in (0, 2], or a tensor of shape (K,), (K, C) or (B, K, C) if they are learned.
         spacing: Distance of neighbouring positions in the unit of the scales; below 1 on a finer map.
-        normalize: Normalize the result to mean 0 and variance 1 over the map, for every image and channel. A long kernel makes
-            what it delivers weak: white noise by a factor of about 4 l for a Gaussian of standard deviation l.
+        normalized: 1 for channels whose result is normalized to mean 0 and variance 1 over the map of every image, 0 for the
+            others, (C,); none by default. A long kernel makes what it delivers weak: white noise by a factor of about 4 l for a
+            Gaussian of standard deviation l.
 
     >>> photo = torch.rand(1, 64, 48, 3)
     >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
@@ -71,10 +72,10 @@ def tail_propagate(
     """
     _check_map(x)
     mix = Mix.of(x, scales, weights, orders, spacing)
-    if not normalize:
+    if normalized is None:
         return spectral_filter(x, lambda columns: mix.response(x, columns))  # (B, H, W, C)
-    deviations = x - x.mean((1, 2), keepdim=True)
-    return spectral_filter(deviations, lambda columns: mix.response(x, columns) * _not_mean(x, columns), unit_variance=True)
+    centred = x - normalized.to(x.dtype) * x.mean((1, 2), keepdim=True)
+    return spectral_filter(centred, lambda c: mix.response(x, c) * _without_mean(x, normalized, c), normalized)
 
 
 def tail_propagate_by_place(
@@ -83,7 +84,7 @@ def tail_propagate_by_place(
     weights: Tensor,
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
-    normalize: bool = False,
+    normalized: Tensor | None = None,
 ) -> Tensor:
     """Y = sum_k w_k * IDCT(h_k * DCT(X)) with weights of every position, (B, K, H, W, C): the paper's future work.
 
@@ -93,13 +94,17 @@ def tail_propagate_by_place(
     _check_map(x)
     shared = [1 / weights.shape[1]] * weights.shape[1]
     mix = Mix.of(x, scales, shared, orders, spacing)
-    coefficients = dct2(x - x.mean((1, 2), keepdim=True)) * _not_mean(x, _ALL).to(x.dtype) if normalize else dct2(x)
+    if normalized is None:
+        coefficients = dct2(x)
+    else:
+        centred = x - normalized.to(x.dtype) * x.mean((1, 2), keepdim=True)
+        coefficients = dct2(centred) * _without_mean(x, normalized).to(x.dtype)
     # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
     *others, last = [idct2(h.to(x.dtype) * coefficients).contiguous() for h in mix.each_response(x)]
     y = last
     for k, branch in enumerate(others):
         y = torch.addcmul(y, weights[:, k].to(x.dtype), branch - last)
-    return y * inverse_rms(y) if normalize else y  # (B, H, W, C)
+    return y if normalized is None else y * normalizing_gain(y, normalized)  # (B, H, W, C)
 
 
 def tail_propagate_reference(
@@ -108,7 +113,7 @@ def tail_propagate_reference(
     weights: Tensor | Sequence[float] | None = None,
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
-    normalize: bool = False,
+    normalized: Tensor | None = None,
 ) -> Tensor:
     """The same operator in its simplest form: a branch for each order, each with its own transform pair, mixed in space.
 
@@ -134,9 +139,10 @@ def tail_propagate_reference(
         branch = d_h @ x.permute(0, 3, 1, 2) @ d_w.T  # DCT, (B, C, H, W)
         branch = d_h.T @ (response * branch) @ d_w  # inverse DCT
         y = y + shares[:, k, None, None, :] * branch.permute(0, 2, 3, 1)
-    if normalize:
-        y = y - y.mean((1, 2), keepdim=True)
-        y = y / (y.square().mean((1, 2), keepdim=True) + 1 / MAX_GAIN**2).sqrt()
+    if normalized is not None:
+        deviations = y - y.mean((1, 2), keepdim=True)
+        rms = (deviations.square().mean((1, 2), keepdim=True) + 1 / MAX_GAIN**2).sqrt()
+        y = torch.where(normalized > 0, deviations / rms, y)
     return y.to(dtype)
 
 
@@ -200,12 +206,13 @@ class Mix(NamedTuple):
         return mixed
 
 
-def _not_mean(x: Tensor, columns: slice) -> Tensor:
-    """0 at the frequency of the mean and 1 elsewhere, (1, H, columns, 1).
+def _without_mean(x: Tensor, normalized: Tensor, columns: slice = _ALL) -> Tensor:
+    """0 at the frequency of the mean of normalized channels, and 1 elsewhere, (1, H, columns, C).
 
-    The mean is taken away from the map, too: in half precision a transform would leak it into other frequencies.
+    Their mean is taken away from the map, too: in half precision a transform would leak it into other frequencies.
     """
-    return (frequency_grid(x.shape[-3], x.shape[-2], x)[None, :, columns, None] > 0).float()
+    is_mean = frequency_grid(x.shape[-3], x.shape[-2], x)[None, :, columns, None] == 0
+    return 1 - is_mean * normalized
 
 
 def _check_map(x: Tensor) -> None:
