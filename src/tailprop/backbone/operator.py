@@ -172,7 +172,7 @@ class TailPropagation(nn.Module):
         order_logits = torch.logit(torch.tensor(self.orders, dtype=torch.float64, device="cpu") / 2, eps=5e-3)[:, None]
         preferred = self._initial_gates()
         if self.normalized is not None:
-            until = (torch.arange(self.dim + 1, dtype=torch.float64, device="cpu") * self.normalized_share + 1e-9).floor()
+            until = (torch.arange(self.dim + 1, dtype=torch.float64, device="cpu") * self.normalized_share - 1e-9).ceil()
             self.normalized.copy_(until.diff())
         if self.gate_logits is not None:
             self.gate_logits.copy_(preferred)
