@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tailprop.studies.ablate.rows import epochs_of
 from tailprop.studies.ablate.study import Run
 from tailprop.tasks import find_spec
-from tailprop.tasks.common.look import look, new_figure, save_figure
+from tailprop.tasks.common.look import COLORS, look, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def _draw_curves(logs: Logs, labels: dict[str, tuple[str, str]], path: Path) -> 
     for axes, (recipe, variants) in zip(panels, logs.items(), strict=True):
         metric, label = labels[recipe]
         for place, (variant, seeds) in enumerate(variants.items()):
-            color, style = f"C{place % 10}", _STYLES[place // 10 % len(_STYLES)]
+            color, style = f"C{place % len(COLORS)}", _STYLES[place // len(COLORS) % len(_STYLES)]
             at = _by_epoch((row["epoch"], row[metric]) for epochs in seeds for row in epochs if metric in row)
             axes.plot(list(at), [statistics.fmean(values) for values in at.values()], style, color=color, label=variant)
             if len(seeds) > 1:
