@@ -226,7 +226,7 @@ class TailPropagation(nn.Module):
         return self.orders
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
-        weights, orders, spacing = self.weights(x), self.stable_orders(x), self._spacing(x)
+        weights, orders, spacing = self.weights(x), self.stable_orders(x), self.spacing_of(x)
         if self._observed is not None:
             self._observed.add(weights, orders)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
@@ -267,7 +267,7 @@ class TailPropagation(nn.Module):
             return _mixing_weights(self.gate_logits, 0, len(self.orders))
         return None if self._observed is None else self._observed.weights.mean()
 
-    def _spacing(self, x: Tensor) -> float:
+    def spacing_of(self, x: Tensor) -> float:
         """Distance of neighbouring positions in the unit of the scales."""
         if self.scale_mode == "length" and self.length_unit == "map":
             return (x.shape[1] * x.shape[2]) ** -0.5
@@ -280,7 +280,7 @@ class TailPropagation(nn.Module):
         weights = self.weights(x)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
             weights = weights.mean((2, 3))
-        mix = Mix.of(x, self.scales(), weights, self.stable_orders(x), self._spacing(x))
+        mix = Mix.of(x, self.scales(), weights, self.stable_orders(x), self.spacing_of(x))
         orders = [torch.as_tensor(o, device=x.device).expand(b, c) for o in mix.orders]
         return PropagationDetails(
             scales=mix.scales,

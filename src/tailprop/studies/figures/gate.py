@@ -73,7 +73,7 @@ def high_frequency_share(energy: Tensor, radius: float = 0.5) -> Tensor:
 def responses_at(operator: TailPropagation, x: Tensor, frequencies: Tensor) -> Tensor:
     """The applied response of each image at frequencies sqrt(rho) of the map, mean over channels, (B, F)."""
     details = operator.explain(x)
-    rho = (frequencies.to(x) / operator._spacing(x)).square()[None, :, None]  # (1, F, 1)
+    rho = (frequencies.to(x) / operator.spacing_of(x)).square()[None, :, None]  # (1, F, 1)
     mixed = torch.zeros((), dtype=x.dtype)
     for k, scale in enumerate(details.scales):
         response = stable_response(rho, scale, details.orders[:, k, None, :])  # (B, F, C)

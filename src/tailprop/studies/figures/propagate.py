@@ -101,8 +101,8 @@ def sweep(operator: TailPropagation) -> list[Mixed]:
         return [Mixed(f"\u03b1 = {operator.orders[0]:g}", operator.orders[0], (1.0,), operator.orders)]
     if count == 1:
         return [Mixed(f"\u03b1 = {order:g}", order, (1.0,), (order,)) for order in ORDERS]
-    learned = operator._own_orders().detach().double() if operator.order_mode == "learned" else operator.orders
-    return [Mixed(f"\u03bb = {v:g}", v, (v, *[(1 - v) / (count - 1)] * (count - 1)), learned) for v in LAMBDAS]
+    orders = tuple(float(alpha) for name, alpha in operator.learned().items() if name.startswith("order_")) or operator.orders
+    return [Mixed(f"\u03bb = {v:g}", v, (v, *[(1 - v) / (count - 1)] * (count - 1)), orders) for v in LAMBDAS]
 
 
 def spread(layer: Layer, mixed: Mixed, source: tuple[int, int], side: int) -> Array:
@@ -110,7 +110,7 @@ def spread(layer: Layer, mixed: Mixed, source: tuple[int, int], side: int) -> Ar
     operator, scales = layer.operator, layer.scales
     x = torch.zeros(1, side, side, scales.shape[1], dtype=torch.float64)
     x[0, source[0], source[1]] = 1.0
-    y = tail_propagate(x, scales, mixed.weights, mixed.orders, operator._spacing(x))  # before normalization
+    y = tail_propagate(x, scales, mixed.weights, mixed.orders, operator.spacing_of(x))  # before normalization
     return y[0].mean(-1).numpy()
 
 
