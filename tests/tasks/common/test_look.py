@@ -5,23 +5,27 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+import torch
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.axes import Axes
+from matplotlib.font_manager import fontManager
 from PIL import Image
 
 from tailprop.engine.config import ModelConfig
 from tailprop.tasks.classify.data import DataConfig
+from tailprop.tasks.classify.figures import draw_confusion
 from tailprop.tasks.classify.task import ClassifyConfig
 from tailprop.tasks.common import figures, fonts
 from tailprop.tasks.common.figures import draw_learning, run_title
-from tailprop.tasks.common.fonts import families_for, load_font, missing_characters
+from tailprop.tasks.common.fonts import drawable, drawable_names, families_for, load_font, missing_characters
 from tailprop.tasks.common.look import COLORS, look, new_figure, set_title
-from tailprop.tasks.common.pages import GAP_PX, draw_page
+from tailprop.tasks.common.pages import GAP_PX, draw_page, with_caption
 from tailprop.tasks.common.palette import as_seen, class_color
 from tailprop.tasks.restore.figures import richest_detail
 from tailprop.tasks.segment.draw import draw_labels, legend
 
-CAT = "\u732b"
-NOWHERE = "\U000e0fff"  # a private character that no font has
+CAT, DOG = "\u732b", "\u72ac"
 
 
 def smallest_distance(colors: np.ndarray) -> float:
@@ -67,31 +71,89 @@ def test_long_titles_are_wrapped() -> None:
 
 
 def test_characters_of_matplotlibs_font_need_no_other() -> None:
-    assert families_for(["dog", "жωñλ"]) == ["DejaVu Sans"]
-    assert missing_characters(["dog", "жωñλ\n"]) == ""
+    assert families_for(["dog", "ж\u03c9ñλ"]) == ["DejaVu Sans"]
+    assert missing_characters(["dog", "ж\u03c9ñλ\n"]) == ""
 
 
-def test_character_without_a_font(capsys: pytest.CaptureFixture[str]) -> None:
-    fonts.warn_of_missing_characters.cache_clear()
-    fonts.warn_of_missing_characters("")
-    for _ in range(2):
-        fonts.warn_of_missing_characters(CAT)
+@pytest.fixture
+def quiet_fonts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No user was told anything yet, and no font is installed but those of matplotlib."""
+    own = str(Path(matplotlib.get_data_path()))
+    fonts._installed.cache_clear()
+    installed = tuple(item for item in fonts._installed() if item[0].startswith(own))
+    monkeypatch.setattr(fonts, "_installed", lambda: installed)
+    monkeypatch.setattr(fonts, "_said", set())
+
+
+@pytest.mark.usefixtures("quiet_fonts")
+def test_characters_without_a_font_become_boxes(capsys: pytest.CaptureFixture[str]) -> None:
+    """matplotlib's font of last resort has every character there is, as a box: it must not count."""
+    assert families_for([CAT]) == ["DejaVu Sans"]
+    assert drawable(["dog", f"a {CAT}{DOG}"]) == ["dog", f"a {fonts.BOX}{fonts.BOX}"]
+    assert drawable([f"{DOG} again", "\u0e2b"])[1] == fonts.BOX  # Thai
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"no installed font has '{CAT}'" in said
+    assert f"no installed font has '{''.join(sorted(CAT + DOG))}'" in said
+    assert drawable_names(["ant", CAT, DOG, f"{CAT}b"]) == ["ant", f"1: {fonts.BOX}", f"2: {fonts.BOX}", f"{fonts.BOX}b"]
 
 
-def test_a_font_that_has_the_characters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two fonts that stand for installed ones; only the second has the character."""
-    known = {"sans.ttf": frozenset(map(ord, "ab")), "cjk.ttf": frozenset(map(ord, "b" + CAT))}
-    default = fonts._default_path()
-    monkeypatch.setattr(fonts, "_installed", lambda: (("sans.ttf", "Some Sans"), ("cjk.ttf", "Some CJK")))
-    monkeypatch.setattr(fonts, "_characters", lambda path: known.get(path, frozenset(map(ord, "abc"))))
-    assert families_for(["a" + CAT]) == ["DejaVu Sans", "Some CJK"]
-    assert missing_characters(["a" + CAT]) == ""
-    assert missing_characters(["xb"]) == "x"
-    assert fonts._best_font(frozenset("b" + CAT)) == "cjk.ttf"
-    assert fonts._best_font(frozenset("abc")) == default
+@pytest.mark.usefixtures("quiet_fonts")
+@pytest.mark.parametrize("names", [("cat", "dog"), ("кошка", "собака"), ("γάτα", "σκύλος"), (CAT, DOG), ("$a$", "^_")])
+def test_confusions_of_any_class_names_are_drawn(names: tuple[str, str], tmp_path: Path) -> None:
+    """Warnings are errors in the tests: matplotlib must not meet a character that it cannot draw."""
+    draw_confusion(torch.tensor([[3, 1], [0, 2]]), names, tmp_path / "x.png", title=f"run {names[0]}")
+    page = with_caption(Image.new("RGB", (50, 40)), names, 200)
+    assert (np.asarray(page)[40 * 4 :] < 128).any()
+
+
+def test_an_installed_font_is_found_and_drawn(tmp_path: Path) -> None:
+    """A real font file with one character, a filled square: the picture has it, in matplotlib and in Pillow."""
+    path = write_font(tmp_path / "squares.ttf", "Squares Sans", CAT)
+    before = list(fontManager.ttflist)
+    fontManager.addfont(path)
+    fonts._installed.cache_clear()
+    load_font.cache_clear()
+    try:
+        assert families_for(["a" + CAT]) == ["DejaVu Sans", "Squares Sans"]
+        assert missing_characters([CAT + DOG]) == DOG
+        assert fonts._best_font(frozenset(CAT)) == str(path)
+        text = np.asarray(with_caption(Image.new("RGB", (50, 50), "white"), [CAT], 50).convert("L"))
+        assert (text < 10).sum() > 60  # a square of 14 px less its margins
+        draw_confusion(torch.tensor([[3, 0], [0, 2]]), [CAT, "b"], tmp_path / "x.png")
+        assert largest_black_square(tmp_path / "x.png") >= 8
+        draw_confusion(torch.tensor([[3, 0], [0, 2]]), ["a", "b"], tmp_path / "y.png")
+        assert largest_black_square(tmp_path / "y.png") < 8
+    finally:
+        fontManager.ttflist[:] = before
+        fonts._installed.cache_clear()
+        load_font.cache_clear()
+
+
+def write_font(path: Path, family: str, character: str) -> Path:
+    builder, pen = FontBuilder(1000, isTTF=True), TTGlyphPen(None)
+    for number, corner in enumerate(((100, 0), (100, 800), (900, 800), (900, 0))):
+        (pen.lineTo if number else pen.moveTo)(corner)
+    pen.closePath()
+    builder.setupGlyphOrder([".notdef", "square"])
+    builder.setupCharacterMap({ord(character): "square"})
+    builder.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "square": pen.glyph()})
+    builder.setupHorizontalMetrics({".notdef": (1000, 0), "square": (1000, 100)})
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": family, "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+    return path
+
+
+def largest_black_square(path: Path) -> int:
+    with Image.open(path) as image:
+        black = (np.asarray(image.convert("RGB")).max(-1) < 60).astype(int)
+    side = 0
+    while black.any():  # erode by a pixel at a time
+        black = black[1:, 1:] & black[:-1, 1:] & black[1:, :-1] & black[:-1, :-1]
+        side += 1
+    return side
 
 
 def test_every_installed_font_can_be_asked() -> None:

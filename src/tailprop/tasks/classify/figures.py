@@ -1,6 +1,5 @@
 """Figures of a classifier: the confusion matrix and the most confident mistakes."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from tailprop.tasks.classify.metrics import Accuracy
 from tailprop.tasks.classify.sources import Source
-from tailprop.tasks.common.fonts import families_for, missing_characters, warn_of_missing_characters
+from tailprop.tasks.common.fonts import drawable_names
 from tailprop.tasks.common.look import look, new_figure, plain, save_figure, set_title
 from tailprop.tasks.common.pages import draw_page, with_caption
 
@@ -28,7 +27,6 @@ _NAMED_CLASSES = 60  # drawn with names and counts; with more classes, a pixel e
 def draw_confusion(counts: Tensor, names: Sequence[str], path: Path, title: str = "") -> None:
     """Plot a confusion matrix: rows are true classes, columns predicted ones."""
     few = len(counts) <= _NAMED_CLASSES
-    _choose_fonts(names if few else ())
     side = 3.5 + 0.28 * len(counts)
     figure = new_figure(side + 1.2, side + 0.4) if few else new_figure(12, 12)
     axes = figure.subplots()
@@ -44,24 +42,14 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path, title: str 
     axes.set(xlabel=labels[0], ylabel=labels[1])
     axes.spines[:].set_visible(False)
     set_title(figure, *([title] if title else []), f"{100 * accuracy:.1f} % of {counts.sum().item()} images correct")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # a character missing in the font is drawn as a box
-        save_figure(figure, path)
-
-
-def _choose_fonts(names: Sequence[str]) -> None:
-    """Let matplotlib draw names in any script that an installed font has."""
-    import matplotlib
-
-    matplotlib.rcParams["font.family"] = families_for(names)  # until the look of this figure ends
-    warn_of_missing_characters(missing_characters(names))
+    save_figure(figure, path)
 
 
 def _write_counts(axes: "Axes", counts: Tensor, share: Tensor, names: Sequence[str]) -> None:
     for row, column in counts.nonzero().tolist():
         colour = "white" if share[row, column] > 0.35 else "black"
         axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", fontsize=7, color=colour)
-    labels = [plain(name) for name in names[: len(counts)]]
+    labels = [plain(name) for name in drawable_names(names[: len(counts)])]  # in any script
     axes.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 2 else 0)
     axes.set_yticks(range(len(labels)), labels)
 

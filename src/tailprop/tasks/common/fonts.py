@@ -9,9 +9,11 @@ from PIL import ImageFont
 
 from tailprop.runtime.distributed import print_main
 
-__all__ = ["families_for", "load_font", "missing_characters", "warn_of_missing_characters"]
+__all__ = ["drawable", "drawable_names", "families_for", "load_font", "missing_characters"]
 
-DEFAULT = "DejaVu Sans"  # comes with matplotlib; has Latin, Greek, Cyrillic and Arabic
+DEFAULT = "DejaVu Sans"  # comes with matplotlib; has Latin, Greek, Cyrillic, Hebrew and Arabic
+BOX = "\u25a1"  # in place of a character that no installed font has
+_LAST_RESORT = "Last Resort"  # fonts that come with matplotlib and have a box for every character there is
 
 
 @lru_cache(256)
@@ -42,11 +44,29 @@ def missing_characters(texts: Iterable[str]) -> str:
     return "".join(sorted(wanted))
 
 
-@cache
-def warn_of_missing_characters(characters: str) -> None:
-    """Say once that characters are drawn as boxes, and how to fix it."""
-    if characters:
-        shown = characters[:10] + ("\u2026" if len(characters) > 10 else "")
+def drawable(texts: Iterable[str]) -> list[str]:
+    """Texts with a box in place of every character that no installed font has; says so once, and how to fix it."""
+    texts = list(texts)
+    missing = missing_characters(texts)
+    if missing:
+        _warn_once(missing)
+    return [text.translate(dict.fromkeys(map(ord, missing), BOX)) for text in texts]
+
+
+def drawable_names(names: Iterable[str]) -> list[str]:
+    """Drawable class names; those that boxes would make equal get their index."""
+    drawn = drawable(names)
+    repeated = {name for name in drawn if BOX in name and drawn.count(name) > 1}
+    return [f"{index}: {name}" if name in repeated else name for index, name in enumerate(drawn)]
+
+
+_said: set[str] = set()  # what users were told
+
+
+def _warn_once(characters: str) -> None:
+    shown = characters[:10] + ("\u2026" if len(characters) > 10 else "")
+    if not _said:
+        _said.add(characters)
         print_main(f"no installed font has {shown!r}; figures show boxes there; install a font, for example Noto Sans CJK")
 
 
@@ -88,7 +108,8 @@ def _installed() -> tuple[tuple[str, str], ...]:
     """Path and family of every regular font, sans serif first."""
     from matplotlib.font_manager import fontManager
 
-    fonts = {f.name: f.fname for f in fontManager.ttflist if f.style == "normal" and f.weight in (400, "normal", "regular")}
+    regular = (f for f in fontManager.ttflist if f.style == "normal" and f.weight in (400, "normal", "regular"))
+    fonts = {f.name: f.fname for f in regular if not f.name.startswith(_LAST_RESORT)}
     return tuple(
         (path, name) for name, path in sorted(fonts.items(), key=lambda item: ("sans" not in item[0].lower(), item[0]))
     )

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tailprop.tasks.common.fonts import drawable, families_for
 from tailprop.utils.files import make_folder, write_atomically
 
 if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing
@@ -76,8 +77,18 @@ def new_figure(width: float, height: float) -> "Figure":
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure in the format of its suffix, in a folder that is created if needed."""
     make_folder(path.parent)
+    _choose_fonts(figure)
     kind = path.suffix.lower().lstrip(".") or "png"
     write_atomically(path, lambda part: figure.savefig(part, dpi=DPI, format=kind))
+
+
+def _choose_fonts(figure: "Figure") -> None:
+    """Let names be drawn in any script that an installed font has."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and not text.get_text().isascii():
+            text.set_fontfamily(families_for([text.get_text()]))
 
 
 def set_title(figure: "Figure", *lines: str) -> None:
@@ -101,5 +112,5 @@ def name_panels(panels: "Sequence[Axes]") -> None:
 
 
 def plain(text: str) -> str:
-    """A name for a figure: a dollar sign in it is not the start of a formula."""
-    return text.replace("$", r"\$")
+    """A name for a figure: characters that no font has are boxes, and a dollar sign in it is not the start of a formula."""
+    return drawable([text])[0].replace("$", r"\$")

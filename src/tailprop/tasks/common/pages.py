@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from tailprop.data.images import save_image
-from tailprop.tasks.common.fonts import load_font, missing_characters, warn_of_missing_characters
+from tailprop.tasks.common.fonts import drawable, load_font
 from tailprop.utils.files import make_folder
 
 __all__ = ["draw_page", "load_font", "with_caption"]
@@ -18,7 +18,7 @@ _TITLE, _HEADING = 30, 26  # height of a title and of headings
 
 def with_caption(image: Image.Image, lines: Sequence[str], width_px: int = 240) -> Image.Image:
     """Resize an image to a width and add lines of text below it; long lines are truncated."""
-    warn_of_missing_characters(missing_characters(lines))
+    lines = drawable(lines)
     font, height = load_font(_CAPTION, "".join(lines)), max(1, min(2 * width_px, round(image.height * width_px / image.width)))
     page = Image.new("RGB", (width_px, height + (_CAPTION + 5) * len(lines)), "white")
     page.paste(image.convert("RGB").resize((width_px, height)), (0, 0))
@@ -61,6 +61,7 @@ def draw_page(
 
 def _write_top(page: Image.Image, title: str, headings: Sequence[str], width_px: int) -> None:
     pen = ImageDraw.Draw(page)
+    title, *headings = drawable([title, *headings])
     if title:
         pen.text((2, 4), title, fill="black", font=load_font(_fitting(title, 17, page.width - 4), title))
     for column, heading in enumerate(headings):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from tailprop.data.formats.coco import CocoImage, decode_masks
-from tailprop.tasks.common.fonts import load_font, missing_characters, warn_of_missing_characters
+from tailprop.tasks.common.fonts import drawable, load_font
 from tailprop.tasks.common.palette import class_color
 
 __all__ = ["Drawn", "draw_objects", "objects_of", "truth_of"]
@@ -66,11 +66,10 @@ def draw_objects(image: Image.Image, objects: Sequence[Drawn], least_px: int = 3
     drawn = tinted.resize((max(1, round(scale * tinted.width)), max(1, round(scale * tinted.height))), Image.Resampling.NEAREST)
     pen, line = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 250))
     text_px = max(9, round(min(drawn.size) / 40), round(READABLE_PX * drawn.width / shown_px) if shown_px else 0)
-    warn_of_missing_characters(missing_characters(item.text for item in objects))
-    for item in objects:
+    for item, text in zip(objects, drawable(item.text for item in objects), strict=True):
         x, y, w, h = (scale * value for value in item.box)
         pen.rectangle((x, y, x + w, y + h), outline=class_color(item.colour), width=line)
-        _write_text(pen, item, (x, y), drawn.size, load_font(min(text_px, MOST_TEXT_PX), item.text))
+        _write_text(pen, text, class_color(item.colour), (x, y), drawn.size, load_font(min(text_px, MOST_TEXT_PX), text))
     return drawn
 
 
@@ -87,12 +86,19 @@ def _scale(size: tuple[int, int], least_px: int) -> float:
     return max(1, min(round(least_px / min(size)), ENLARGED_PX // max(size)))
 
 
-def _write_text(pen: ImageDraw.ImageDraw, item: Drawn, corner: tuple[float, float], size: tuple[int, int], font: Any) -> None:
+def _write_text(
+    pen: ImageDraw.ImageDraw,
+    text: str,
+    colour: tuple[int, int, int],
+    corner: tuple[float, float],
+    size: tuple[int, int],
+    font: Any,
+) -> None:
     """Write the text above the box, or inside it if there is no space above."""
-    right, bottom = pen.textbbox((0, 0), item.text, font=font)[2:]
+    right, bottom = pen.textbbox((0, 0), text, font=font)[2:]
     x = min(max(0, corner[0]), max(0, size[0] - right - 2))
     y = corner[1] - bottom - 2
     y = y if y >= 0 else max(0, corner[1])
-    r, g, b = class_color(item.colour)
-    pen.rectangle((x, y, x + right + 2, y + bottom + 2), fill=(r, g, b))
-    pen.text((x + 1, y + 1), item.text, fill=(0, 0, 0) if 0.3 * r + 0.59 * g + 0.11 * b > 110 else (255, 255, 255), font=font)
+    r, g, b = colour
+    pen.rectangle((x, y, x + right + 2, y + bottom + 2), fill=colour)
+    pen.text((x + 1, y + 1), text, fill=(0, 0, 0) if 0.3 * r + 0.59 * g + 0.11 * b > 110 else (255, 255, 255), font=font)

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from tailprop.data.formats.label_maps import IGNORE
 from tailprop.data.images import open_image, save_image
-from tailprop.tasks.common.fonts import load_font, missing_characters, warn_of_missing_characters
+from tailprop.tasks.common.fonts import drawable, load_font
 from tailprop.tasks.common.palette import class_color
 
 __all__ = ["draw_labels", "legend", "save_labels", "stack_legend", "with_legend"]
@@ -53,8 +53,9 @@ def legend(counts: npt.NDArray[np.int64], names: Sequence[str], width: int) -> I
     """Colours and names of the classes, most frequent first, wrapped to the width; without those that would have 0.0 %."""
     total = max(1, counts.sum())
     order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] / total >= LEAST_SHARE]
-    texts = [(class_color(i), f"{names[i]} {100 * counts[i] / total:.1f} %") for i in order[:MOST_NAMED]]
-    warn_of_missing_characters(missing_characters(text for _, text in texts))
+    named = order[:MOST_NAMED]
+    shown = drawable(f"{names[i]} {100 * counts[i] / total:.1f} %" for i in named)
+    texts: list[tuple[Any, str]] = [(class_color(i), text) for i, text in zip(named, shown, strict=True)]
     font = load_font(size := int(np.clip(width / 40, 11, 28)), "".join(sorted(set("".join(text for _, text in texts)))))
     if len(order) > MOST_NAMED:
         texts.append(((255, 255, 255), f"and {len(order) - MOST_NAMED} more"))
