@@ -6,6 +6,7 @@ DIR/kernels.gif      the animation of the kernels
 DIR/index.html       all of them with their captions, written by `figure all`
 """
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,7 +29,7 @@ from tailprop.utils.files import write_atomically
 from tailprop.utils.text import did_you_mean, say
 from tailprop.utils.validation import check_at_least, check_between, check_output_folder
 
-__all__ = ["DrawFigure", "run"]
+__all__ = ["DrawFigure", "find_checkpoints", "run"]
 
 ALL: Final = "all"
 _NEED_OPERATORS: Final = ("gates", "impulse", "sources", "diagnostics")
@@ -43,7 +44,7 @@ class DrawFigure:
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """receptive-field, gates, impulse, sources, diagnostics, complexity, kernels, or all."""
     checkpoint: tuple[str, ...] = ()
-    """Run folders or weights files: networks with other mixers to compare, and further seeds of the same."""
+    """Run folders or weights files, or patterns like "runs/*/seed*": networks to compare, and further seeds of the same."""
     images: Path | None = None
     """Folder of images, searched recursively, or of the Parquet shards of an image dataset (their validation split)."""
     out: Path = Path("figures")
@@ -86,9 +87,17 @@ def run(options: DrawFigure) -> None:
     keep_freed_memory()
     if options.threads:
         torch.set_num_threads(options.threads)
-    networks = tuple(load_network(where, options.size_px) for where in options.checkpoint)
+    networks = tuple(load_network(where, options.size_px) for where in find_checkpoints(options.checkpoint))
     names, left_out = _drawable(options, networks)
-    inputs = Inputs(networks, options.images, options.count, options.stage, options.map_px, options.seed)
+    inputs = Inputs(
+        networks,
+        options.images,
+        options.count,
+        options.stage,
+        options.map_px,
+        options.seed,
+        fixed_px=options.size_px is not None,
+    )
     pictures: list[Picture] = []
     with progress_bar("drawing", round(sum(100 * _WORK.get(name, 1) for name in names))) as advance:
         for name in names:
@@ -107,6 +116,18 @@ def run(options: DrawFigure) -> None:
         say(line)
     if options.name == ALL:
         say(f"{options.out / 'index.html'} shows all of them")
+
+
+def find_checkpoints(given: Sequence[str]) -> list[str]:
+    """The checkpoints that are named or match a pattern, each once."""
+    found: list[str] = []
+    for where in given:
+        is_pattern = bool(set("*?[") & set(where)) and not Path(where).exists()
+        matches = sorted(glob.glob(where)) if is_pattern else [where]  # noqa: PTH207 - a pattern may be absolute
+        if not matches:
+            raise ValueError(f"no checkpoint matches {where!r}")
+        found += matches
+    return list({Path(where).resolve(): where for where in found}.values())
 
 
 def _drawable(options: DrawFigure, networks: Sequence[Network]) -> tuple[list[str], list[str]]:

@@ -15,12 +15,12 @@ from tailprop.backbone.operator import TailPropagation
 from tailprop.studies.figures.gate import Scores, gate_name, scores_of
 from tailprop.studies.figures.inputs import Inputs, Picture, Tick
 from tailprop.studies.figures.network import Network, batches
-from tailprop.tasks.common.look import COLORS, look, name_panels, new_figure
+from tailprop.tasks.common.look import COLORS, look, name_panels, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["diagnose", "draw"]
+__all__ = ["describe", "diagnose", "draw"]
 
 LABELS: Final = {
     "gate": "mean \u03bb",
@@ -28,6 +28,7 @@ LABELS: Final = {
     "response_share": "response-only Cauchy score",
     "high_frequency": "energy above half the highest frequency",
 }
+UNITS: Final = {"cauchy_share": "share of the response", "response_share": "mean share", "high_frequency": "share of the energy"}
 assert list(LABELS) == [f.name for f in fields(Scores)]
 Stages = list[dict[str, float]]  # a value of each score, by stage
 
@@ -49,27 +50,35 @@ def diagnose(network: Network, inputs: Sequence[Tensor], tick: Tick = lambda _: 
 
 @look()
 def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
-    groups = inputs.with_operators("diagnostics")
-    work = 1 / sum(map(len, groups.values()))
-    found: dict[str, list[Stages]] = {}
-    for name, group in groups.items():
-        for network in group:
-            images = [sample.x for sample in inputs.samples(network)]
-            found.setdefault(name, []).append(diagnose(network, images, lambda done: tick(done * work)))
+    groups = list(inputs.with_operators("diagnostics").values())
+    work = 1 / sum(map(len, groups))
+    found: list[list[Stages]] = []
+    for group in groups:
+        images = [sample.x for sample in inputs.samples(group[0])]
+        found.append([diagnose(network, images, lambda done: tick(done * work)) for network in group])
+    names = [describe(group) for group in groups]
     figure = new_figure(8.4, 5.6)
     panels = figure.subplots(2, 2)
     for axes, score in zip(panels.flat, LABELS, strict=True):
-        _draw_score(axes, score, {_name(group): found[name] for name, group in groups.items()})
-    panels[0, 0].set_ylabel("/".join(dict.fromkeys(_gate_label(group[0]) for group in groups.values())))
+        _draw_score(axes, score, dict(zip(map(plain, names), found, strict=True)))
+    panels[0, 0].set_ylabel("/".join(dict.fromkeys(_gate_label(group[0]) for group in groups)))
     name_panels(panels.ravel().tolist())
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=1)
-    return [Picture("diagnostics", "Stage-wise diagnostics", _note(groups, inputs), figure, _rows(groups, found))]
+    return [Picture("diagnostics", "Stage-wise diagnostics", _note(groups, names, inputs), figure, _rows(groups, found))]
 
 
-def _name(group: Sequence[Network]) -> str:
-    """The run, or what several of them share."""
-    return group[0].label if len(group) == 1 else f"{group[0].model} with {group[0].mixer}, {group[0].data}, {len(group)} seeds"
+def describe(group: Sequence[Network]) -> str:
+    """A run, or several of different seeds with the mean and standard deviation of their metric."""
+    if len(group) == 1:
+        return group[0].label
+    parts, metrics = [group[0].subject], [network.metric for network in group if network.metric is not None]
+    if len(metrics) == len(group):
+        values = [metric.value for metric in metrics]
+        mean, deviation = statistics.fmean(values), statistics.stdev(values)
+        parts.append(f"{metrics[0].name} {mean:.1f} \u00b1 {deviation:.1f} {metrics[0].unit}".strip())
+    differ = len({network.seed for network in group}) == len(group)
+    return ", ".join([*parts, f"{len(group)} {'seeds' if differ else 'runs'}"])
 
 
 def _gate_label(network: Network) -> str:
@@ -78,34 +87,43 @@ def _gate_label(network: Network) -> str:
 
 
 def _draw_score(axes: "Axes", score: str, found: dict[str, list[Stages]]) -> None:
+    """Bars of means over seeds with the standard deviation, and a point for each seed."""
     width = 0.8 / len(found)
     for place, (name, seeds) in enumerate(found.items()):
         stages = range(len(seeds[0]))
         values = [[seed[stage][score] for seed in seeds] for stage in stages]
         means = [statistics.fmean(v) for v in values]
-        spreads = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
         at = [1 + stage + (place - (len(found) - 1) / 2) * width for stage in stages]
-        drawn = axes.bar(at, means, 0.92 * width, yerr=spreads if len(seeds) > 1 else None, capsize=3, color=COLORS[place])
-        drawn.set_label(name)
-        axes.bar_label(drawn, [f"{mean:.3f}" for mean in means], fontsize=7.5 if len(found) > 1 else 8.5, padding=2)
-    axes.set(title=LABELS[score], xlabel="stage", xticks=range(1, 1 + len(stages)))
+        drawn = axes.bar(at, means, 0.92 * width, color=COLORS[place % len(COLORS)], label=name)
+        tops = [max(v) for v in values]
+        if len(seeds) > 1:
+            deviations = [statistics.stdev(v) for v in values]
+            axes.errorbar(at, means, deviations, fmt="none", ecolor="black", elinewidth=1.2, capsize=4, zorder=3)
+            for seed in zip(*values, strict=True):
+                axes.scatter(at, seed, s=9, color="white", edgecolors="black", linewidths=0.7, zorder=4)
+            tops = [max(top, mean + d) for top, mean, d in zip(tops, means, deviations, strict=True)]
+        for bar, mean, top in zip(drawn, means, tops, strict=True):
+            above = (bar.get_x() + bar.get_width() / 2, top)
+            size = 7.5 if len(found) > 1 else 8.5
+            axes.annotate(f"{mean:.3f}", above, (0, 4), textcoords="offset points", ha="center", fontsize=size)
+    axes.set(title=LABELS[score], ylabel=UNITS.get(score, ""), xlabel="stage", xticks=range(1, 1 + max(len(seeds[0]) for seeds in found.values())))
     axes.margins(y=0.15)
 
 
-def _note(groups: dict[str, list[Network]], inputs: Inputs) -> str:
-    subjects = " ".join(f"{name}: {'; '.join(network.label for network in group)}." for name, group in groups.items())
+def _note(groups: Sequence[Sequence[Network]], names: Sequence[str], inputs: Inputs) -> str:
+    bars = "Error bars are the standard deviation over seeds (n - 1), points are single seeds. "
     return (
-        f"{subjects} Mean over {len(inputs.photos)} images; error bars are the standard deviation over seeds. "
+        f"{'. '.join(names)}. Mean over {len(inputs.photos)} images. {bars if max(map(len, groups)) > 1 else ''}"
         "E = |DCT(X)|\u00b2; the effective contribution is \u03a3(1-\u03bb) h_C E / \u03a3 h_mix E, the response-only score "
         "the mean of (1-\u03bb) h_C / h_mix. Frequencies are relative to \u221a2 \u03c0."
     )
 
 
-def _rows(groups: dict[str, list[Network]], found: dict[str, list[Stages]]) -> list[dict[str, Any]]:
+def _rows(groups: Sequence[Sequence[Network]], found: Sequence[Sequence[Stages]]) -> list[dict[str, Any]]:
     return [
-        {"checkpoint": network.path, "model": network.model, "mixer": network.mixer, "stage": stage}
+        {"checkpoint": n.path, "model": n.model, "mixer": n.mixer, "seed": "" if n.seed is None else n.seed, "stage": stage}
         | {score: f"{value:.6g}" for score, value in scores.items()}
-        for name, group in groups.items()
-        for network, stages in zip(group, found[name], strict=True)
+        for group, seeds in zip(groups, found, strict=True)
+        for n, stages in zip(group, seeds, strict=True)
         for stage, scores in enumerate(stages, start=1)
     ]

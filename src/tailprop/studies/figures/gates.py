@@ -55,10 +55,9 @@ def widest_interval(low: Array, high: Array, width: float = WIDTH) -> tuple[int,
 def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
     groups = inputs.with_operators("gates")
     pictures = []
-    for group in groups.values():
+    for group, suffix in zip(groups.values(), inputs.suffixes("gates"), strict=True):
         network, samples = group[0], inputs.samples(group[0])
         gates = _measure(network, samples, lambda done: tick(done / len(groups)))
-        suffix = f"_{network.mixer}" if len(groups) > 1 else ""
         pictures.append(_picture(f"gates{suffix}", network, samples, gates))
     return pictures
 

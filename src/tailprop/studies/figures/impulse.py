@@ -7,19 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailprop.studies.figures.inputs import Inputs, Picture, Tick
-from tailprop.studies.figures.network import Network
-from tailprop.studies.figures.propagate import (
-    DECADES,
-    Layer,
-    Mixed,
-    closed_form,
-    draw_map,
-    mix_color,
-    pick_layer,
-    spread,
-    suffix_of,
-    sweep,
-)
+from tailprop.studies.figures.propagate import DECADES, Case, closed_form, draw_each, draw_row, mix_color
 from tailprop.tasks.common.look import HIDDEN, color_bar, look, new_figure, set_title
 
 if TYPE_CHECKING:
@@ -43,40 +31,30 @@ def radial_decay(response: Array, source: tuple[int, int]) -> tuple[Array, Array
 
 @look()
 def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
-    networks = [group[0] for group in inputs.with_operators("impulse").values()]
-    pictures = []
-    for network in networks:
-        pictures.append(_picture(f"impulse{suffix_of(inputs, network)}", network, inputs))
-        tick(1 / len(networks))
-    return pictures
+    return draw_each("impulse", inputs, tick, _draw)
 
 
-def _picture(name: str, network: Network, inputs: Inputs) -> Picture:
-    layer, side = pick_layer(network, inputs.stage), inputs.map_px
-    source, mixes = (side // 2, side // 2), sweep(pick_layer(network, inputs.stage).operator)
-    maps = [spread(layer, mixed, source, side) for mixed in mixes]
+def _draw(case: Case) -> Picture:
+    source = (case.side // 2, case.side // 2)
     figure = new_figure(9.6, 5.4)
-    top = [f"m{i}" for i in range(len(mixes))]
-    layout: list[Any] = [top, ["r"] * len(mixes)]
+    top = [f"m{i}" for i in range(len(case.mixes))]
+    layout: list[Any] = [top, ["r"] * len(top)]
     panels = figure.subplot_mosaic(layout, height_ratios=[1, 1.25])
-    for panel, mixed, response in zip(top, mixes, maps, strict=True):
-        drawn = draw_map(panels[panel], response, float(np.abs(response).max()))
-        panels[panel].set_title(f"{mixed.label}\n{_kept(response, source):.1f} % at the source")
-        panels[panel].set(xticks=[0, side // 2, side - 1], yticks=[0, side // 2, side - 1] if panel == "m0" else [])
-        panels[panel].set_xlabel("x, positions")
-    panels["m0"].set_ylabel("y, positions")
-    color_bar(figure, drawn, [panels[panel] for panel in top], "|response| / peak, log10")
-    rows = _draw_decay(panels["r"], layer, mixes, maps, source)
-    set_title(figure, f"Impulse through {layer.name} ({layer.describe_scales})", network.label)
+    row = [panels[name] for name in top]
+    maps, drawn = draw_row(row, case, source)
+    for axes, mixed, response in zip(row, case.mixes, maps, strict=True):
+        axes.set_title(f"{mixed.label}\n{_kept(response, source):.1f} % at the source")
+    color_bar(figure, drawn, row, "|response| / peak, log10")
+    rows = [case.key | values for values in _draw_decay(panels["r"], case, maps, source)]
+    set_title(figure, f"Impulse through {case.subject}", case.network.label)
     note = (
-        f"{network.label}. An impulse in the middle of an empty map of {side} x {side} positions through the exact operator "
-        f"with the scales of {layer.name} ({layer.describe_scales}), the one of its stage that reaches furthest"
-        + ("; mean over its channels" if layer.scales.shape[1] > 1 else "")
+        f"{case.network.label}. An impulse in the middle of an empty map of {case.side} x {case.side} positions through the "
+        f"exact operator with the scales of {case.subject}, the one of its stage that reaches furthest"
+        + ("; mean over its channels" if case.layer.scales.shape[1] > 1 else "")
         + ". Each response is divided by its peak; contours at 0.1, 0.01, 0.001 and 0.0001. The percentages are the part of "
         "the response that stays where it was: near 100 %, propagation is switched off."
     )
-    common = {"checkpoint": network.path, "mixer": network.mixer, "layer": layer.name}
-    return Picture(name, "Controlled propagation of an impulse", note, figure, [common | row for row in rows])
+    return Picture(case.file, "Controlled propagation of an impulse", note, figure, rows)
 
 
 def _kept(response: Array, source: tuple[int, int]) -> float:
@@ -92,16 +70,14 @@ def _rings(r: Array, decay: Array, lowest: float) -> tuple[Array, Array]:
     return np.arange(len(counts))[counts > 0].astype(np.float64), np.maximum(means[counts > 0], lowest / 10)
 
 
-def _draw_decay(
-    axes: "Axes", layer: Layer, mixes: Sequence[Mixed], maps: Sequence[Array], source: tuple[int, int]
-) -> list[dict[str, Any]]:
-    rows, values = [], [mixed.value for mixed in mixes]
+def _draw_decay(axes: "Axes", case: Case, maps: Sequence[Array], source: tuple[int, int]) -> list[dict[str, Any]]:
+    rows, values = [], [mixed.value for mixed in case.mixes]
     lowest = 10.0 ** -(DECADES + 1)
-    for mixed, response in zip(mixes, maps, strict=True):
+    for mixed, response in zip(case.mixes, maps, strict=True):
         shares = np.abs(response) / np.abs(response).max()
         r, decay = radial_decay(shares, source)
         axes.plot(*_rings(r, decay, lowest), color=mix_color(mixed.value, values), label=mixed.label)
-        closed = closed_form(layer, mixed.value, r) / np.abs(response).max() if layer.is_paper_s else None
+        closed = closed_form(case.layer, mixed.value, r) / np.abs(response).max() if case.layer.is_paper_s else None
         for place, (distance, share) in enumerate(zip(r, decay, strict=True)):
             exact = "" if closed is None else f"{closed[place]:.6g}"
             rows.append(dict(setting=mixed.label, distance=f"{distance:.4f}", response=f"{share:.6g}", closed_form=exact))

@@ -51,6 +51,7 @@ class Inputs:
     stage: int = 3  # whose scales are used, from 1
     map_px: int = 65  # side of the map of an impulse
     seed: int = 0  # of the choice of images, and of initial weights
+    fixed_px: bool = False  # the user chose the image size
 
     @cached_property
     def photos(self) -> list[tuple[str, Image.Image]]:
@@ -69,18 +70,26 @@ class Inputs:
             raise ValueError(f"none of the {len(found)} images in {self.folder} can be read")
         return chosen
 
-    def samples(self, network: Network) -> list[Sample]:
-        """The images as this network gets them."""
-        prepared = ((name, *network.prepare(image, number)) for number, (name, image) in enumerate(self.photos))
+    def samples(self, network: Network, most: int | None = None) -> list[Sample]:
+        """The images, or the first few, as this network gets them."""
+        prepared = ((name, *network.prepare(image, number)) for number, (name, image) in enumerate(self.photos[:most]))
         return [Sample(name, x, shown) for name, x, shown in prepared]
 
-    @property
+    @cached_property
     def groups(self) -> dict[str, list[Network]]:
-        """Networks of the same model and mixer are one: runs from several seeds."""
-        groups: dict[str, list[Network]] = {}
+        """Runs of one network from several seeds are a group; its name is that of the mixer, or tells it from the others."""
+        groups: list[list[Network]] = []
         for network in self.networks:
-            groups.setdefault(f"{network.model}, {network.title}", []).append(network)
-        return groups
+            if same := [group for group in groups if network.is_seed_of(group[0])]:
+                same[0].append(network)
+            else:
+                groups.append([network])
+        titles = [group[0].title for group in groups]
+        repeated = {title for title in titles if titles.count(title) > 1}
+        return {
+            f"{title} ({number})" if title in repeated else title: group
+            for number, (title, group) in enumerate(zip(titles, groups, strict=True), start=1)
+        }
 
     def with_operators(self, figure: str) -> dict[str, list[Network]]:
         """The groups that have tail propagation; raises if there are none."""
@@ -88,6 +97,14 @@ class Inputs:
         if not found:
             self.networks[0].require_operators(figure)
         return found
+
+    def suffixes(self, figure: str) -> list[str]:
+        """What distinguishes the files of the groups that have tail propagation; nothing for a single one."""
+        groups = list(self.with_operators(figure).values())
+        mixers = [group[0].mixer for group in groups]
+        if len(groups) == 1:
+            return [""]
+        return [f"_{m}" if mixers.count(m) == 1 else f"_{m}_{n}" for n, m in enumerate(mixers, start=1)]
 
 
 def _open(folder: Path) -> Photos:

@@ -7,28 +7,24 @@ import copy
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
-from PIL import Image
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
 from tailprop.backbone.model import MIN_SIZE_PX, TPOLayer
 from tailprop.backbone.operator import TailPropagation
 from tailprop.backbone.registry import MODELS
 from tailprop.runtime.rng import seeded
+from tailprop.studies.figures.prepare import Prepare, preparation
 from tailprop.tasks import find_spec, load
 from tailprop.tasks.common.figures import dataset_name
-from tailprop.tasks.common.predictor import to_pil, to_tensor
-from tailprop.tasks.reach.data import to_input
-from tailprop.tasks.reach.photos import crop_photo
 from tailprop.tasks.restore.model import RESTORERS
 
-__all__ = ["LayerInput", "Network", "batches", "load_network", "untrained"]
+__all__ = ["LayerInput", "Metric", "Network", "batches", "load_network", "untrained", "without_mixers"]
 
 MIXER_TITLES: Final = {
     "attention": "self-attention",
@@ -38,8 +34,19 @@ MIXER_TITLES: Final = {
     "multiscale": "TailProp, multiscale",
 }
 _LARGEST_PX: Final = 256  # default size for tasks whose images are larger
-Prepare = Callable[[Image.Image, int], tuple[Tensor, Image.Image]]
 LayerInput = Callable[[int, int, TailPropagation, Tensor], None]  # stage, layer (both from 0), operator, its input (B, H, W, C)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured value with its name and unit."""
+
+    name: str
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.1f} {self.unit}".strip()
 
 
 @dataclass(frozen=True)
@@ -49,21 +56,51 @@ class Network:
     path: str
     model: str  # timm's name
     mixer: str
-    data: str  # dataset and image size
-    score: str  # of its best epoch; empty if the run is not known
+    dataset: str
+    trained_px: int  # image size of its training
+    metric: Metric | None  # of its best epoch; None if the run is not known
     size_px: int
     trunk: nn.Module  # what the layers belong to, without the head of a task
-    prepare: Prepare  # image, number -> input (C, H, W), what is shown of it
+    preparation: Callable[[int], Prepare]  # by image size
+    args: str = ""  # of the model
+    seed: int | None = None  # of its run
 
     @property
     def title(self) -> str:
         return MIXER_TITLES.get(self.mixer, self.mixer)
 
     @property
+    def score(self) -> str:
+        return "" if self.metric is None else str(self.metric)
+
+    @property
+    def subject(self) -> str:
+        """Model and data, for titles."""
+        model = self.model if self.mixer == MODELS.get(self.model, {}).get("mixer") else f"{self.model} with {self.mixer}"
+        return f"{model}, {self.data}"
+
+    @property
     def label(self) -> str:
         """Model, data and score in one line, for titles."""
-        model = self.model if self.mixer == MODELS.get(self.model, {}).get("mixer") else f"{self.model} with {self.mixer}"
-        return ", ".join(part for part in (model, self.data, self.score) if part)
+        return ", ".join(part for part in (self.subject, self.score) if part)
+
+    def is_seed_of(self, other: "Network") -> bool:
+        """Whether two runs differ in nothing but their seed, as far as figures know."""
+        return (self.model, self.args, self.data) == (other.model, other.args, other.data)
+
+    @property
+    def data(self) -> str:
+        """Dataset and image size, and the size of the figure's images if that is another."""
+        drawn = f", drawn at {self.size_px} px" if self.size_px != self.trained_px else ""
+        return f"{self.dataset} at {self.trained_px} px{drawn}"
+
+    @cached_property
+    def prepare(self) -> Prepare:
+        return self.preparation(self.size_px)
+
+    def at_least(self, size_px: int) -> "Network":
+        """The same network for images of at least this size."""
+        return replace(self, size_px=max(size_px, self.size_px))
 
     @property
     def stages(self) -> list[list[TPOLayer]]:
@@ -128,7 +165,20 @@ def untrained(network: Network, seed: int = 0) -> Network:
     trunk = copy.deepcopy(network.trunk)
     with seeded(seed):
         trunk.init_weights()  # type: ignore[operator]
-    return Network(**{**network.__dict__, "trunk": trunk.eval()})
+    return replace(network, trunk=trunk.eval())
+
+
+class _Identity(nn.Module):
+    def forward(self, x: Tensor, *_embedding: Tensor) -> Tensor:
+        return x
+
+
+def without_mixers(network: Network) -> Network:
+    """The same weights with the identity in place of every mixer: what the convolutions reach by themselves."""
+    changed = replace(network, trunk=copy.deepcopy(network.trunk))
+    for layer in (layer for stage in changed.stages for layer in stage):
+        layer.block.mixer = _Identity()
+    return changed
 
 
 def load_network(where: str, size_px: int | None = None) -> Network:
@@ -141,18 +191,21 @@ def load_network(where: str, size_px: int | None = None) -> Network:
             f"{where} is a {settings.model.name}, which has no layers of this package, so there is no tail propagation to "
             "draw; give a checkpoint of a TailProp network"
         )
-    size = size_px or _default_size(settings)
+    size = size_px or _default_size(settings.data)
     if size < MIN_SIZE_PX and settings.task != "reach":
         raise ValueError(f"--size-px must be at least {MIN_SIZE_PX}, got {size}")
     return Network(
         path=where,
         model=settings.model.name,
         mixer=_mixer(settings.model),
-        data=_data(settings.data, size),
-        score=_score(Path(where), settings.task),
+        dataset=dataset_name(settings.data),
+        trained_px=_trained_size(settings.data) or size,
+        metric=_best(Path(where), settings.task),
         size_px=size,
         trunk=trunk,
-        prepare=_preparation(predictor, size, size_px),
+        preparation=preparation(predictor),
+        args=repr(sorted(settings.model.args.items())),
+        seed=settings.run.seed,
     )
 
 
@@ -164,8 +217,14 @@ def _find_trunk(model: nn.Module) -> nn.Module | None:
     return None
 
 
-def _default_size(settings: Any) -> int:
-    data = settings.data
+def _trained_size(data: Any) -> int:
+    """The image size of a run; 0 if it has none."""
+    sizes = (getattr(data, name, None) for name in ("size_px", "crop_px", "short_px"))
+    return int(next((size for size in sizes if size), 0))
+
+
+def _default_size(data: Any) -> int:
+    """The image size of a run; for tasks that measure whole images, one that is quick to draw."""
     return int(getattr(data, "size_px", 0) or min(_LARGEST_PX, getattr(data, "short_px", _LARGEST_PX)))
 
 
@@ -174,68 +233,16 @@ def _mixer(model: Any) -> str:
     return str(model.args.get("mixer", known.get("mixer", "tailprop")))
 
 
-def _data(data: Any, size: int) -> str:
-    """Dataset and image size, and the size of the figure's images if that is another."""
-    trained = getattr(data, "size_px", None) or getattr(data, "short_px", None) or getattr(data, "crop_px", size)
-    return f"{dataset_name(data)} at {trained} px" + (f", drawn at {size} px" if size != trained else "")
-
-
-def _score(where: Path, task: str) -> str:
+def _best(where: Path, task: str) -> Metric | None:
     """The metric of the best epoch, from the table of a run folder."""
     spec = find_spec(task)
     history = (where if where.is_dir() else where.parent) / "history.csv"
     if not history.is_file():
-        return ""
+        return None
     with history.open(newline="") as file:
         values = [float(row[spec.metric]) for row in csv.DictReader(file) if row.get(spec.metric)]
     name, _, unit = spec.metrics[spec.metric].partition(", ")
-    return f"{name} {max(values):.1f} {unit}".strip() if values else ""
-
-
-def _preparation(predictor: Any, size: int, size_px: int | None) -> Prepare:
-    task, model = predictor.settings.task, predictor.settings.model
-    if task == "classify":
-        transform = predictor.transform(predictor.settings.data.at_size(size_px))
-        return lambda image, _number: (transform(to_pil(image, predictor.mode)), _square(image, size))
-    if task == "reach":
-        return _posed(predictor.problem, size)
-    return _unit_range(model.in_chans, size) if task == "restore" else _normalised(size)
-
-
-def _posed(problem: Any, size: int) -> Prepare:
-    def prepare(image: Image.Image, number: int) -> tuple[Tensor, Image.Image]:
-        rng = np.random.default_rng([1, number])
-        picture = problem.make(rng, size, crop_photo(image, size, None)).picture
-        return to_input(problem, picture), Image.fromarray(picture)
-
-    return prepare
-
-
-def _unit_range(channels: int, size: int) -> Prepare:
-    def prepare(image: Image.Image, _number: int) -> tuple[Tensor, Image.Image]:
-        shown = _square(image.convert("L" if channels == 1 else "RGB"), size)
-        tensor = to_tensor(shown) if channels > 1 else torch.from_numpy(np.array(shown))[None]
-        return tensor.float() / 255, shown
-
-    return prepare
-
-
-def _normalised(size: int) -> Prepare:
-    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))
-
-    def prepare(image: Image.Image, _number: int) -> tuple[Tensor, Image.Image]:
-        shown = _square(image.convert("RGB"), size)
-        return (to_tensor(shown).float() / 255 - mean) / std, shown
-
-    return prepare
-
-
-def _square(image: Image.Image, size: int) -> Image.Image:
-    """The central square of an image."""
-    side = min(image.size)
-    left, top = ((length - side) // 2 for length in image.size)
-    box = (left, top, left + side, top + side)
-    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+    return Metric(name, max(values), unit) if values else None
 
 
 def batches(inputs: Sequence[Tensor], size: int = 16) -> Iterator[Tensor]:

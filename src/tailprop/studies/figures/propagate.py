@@ -3,7 +3,7 @@
 Shapes: H, W the map of the source, C channels, K orders.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tailprop.backbone.operator import TailPropagation, tail_propagate
-from tailprop.studies.figures.inputs import Inputs
+from tailprop.studies.figures.inputs import Inputs, Picture, Tick
 from tailprop.studies.figures.network import Network
 from tailprop.tasks.common.look import CAUCHY, GAUSSIAN
 
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 __all__ = [
     "DECADES",
     "LAMBDAS",
+    "Case",
     "Layer",
     "Mixed",
     "closed_form",
-    "draw_map",
+    "draw_each",
+    "draw_row",
     "mix_color",
     "pick_layer",
     "spread",
-    "suffix_of",
     "sweep",
 ]
 
@@ -122,13 +123,51 @@ def closed_form(layer: Layer, lam: float, r: Array) -> Array:
     return lam * gaussian + (1 - lam) * cauchy
 
 
-def draw_map(axes: "Axes", response: Array, peak: float) -> Any:
-    """|response| over its peak on the shared log scale, with contours at fixed values; the axes are positions."""
-    decades = np.log10(np.maximum(np.abs(response) / peak, 10.0 ** -(DECADES + 1)))
-    drawn = axes.imshow(decades, cmap="magma", vmin=-DECADES, vmax=0)
-    if decades.min() < max(CONTOURS) < decades.max():
-        axes.contour(decades, levels=CONTOURS, colors="white", linewidths=0.7, linestyles="solid")
-    return drawn
+@dataclass(frozen=True)
+class Case:
+    """What the figures of point sources are drawn from."""
+
+    file: str  # name without suffix
+    network: Network
+    layer: Layer
+    mixes: list[Mixed]
+    side: int  # of the map
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The first columns of every row."""
+        return {"checkpoint": self.network.path, "mixer": self.network.mixer, "layer": self.layer.name}
+
+    @property
+    def subject(self) -> str:
+        return f"{self.layer.name} ({self.layer.describe_scales})"
+
+
+def draw_each(figure: str, inputs: Inputs, tick: Tick, draw: Callable[[Case], Picture]) -> list[Picture]:
+    """A picture for each network that has tail propagation, of the layer of `inputs.stage` that reaches furthest."""
+    groups = inputs.with_operators(figure)
+    pictures = []
+    for group, suffix in zip(groups.values(), inputs.suffixes(figure), strict=True):
+        layer = pick_layer(group[0], inputs.stage)
+        pictures.append(draw(Case(figure + suffix, group[0], layer, sweep(layer.operator), inputs.map_px)))
+        tick(1 / len(groups))
+    return pictures
+
+
+def draw_row(row: "Sequence[Axes]", case: Case, source: tuple[int, int], is_last: bool = True) -> tuple[list[Array], Any]:
+    """|response| to a source over its peak on the shared log scale, with contours at fixed values, a panel for each mix.
+
+    Returns the responses, and what a colour bar needs.
+    """
+    responses, ends = [spread(case.layer, mixed, source, case.side) for mixed in case.mixes], [0, case.side // 2, case.side - 1]
+    for place, (axes, response) in enumerate(zip(row, responses, strict=True)):
+        decades = np.log10(np.maximum(np.abs(response) / np.abs(response).max(), 10.0 ** -(DECADES + 1)))
+        drawn = axes.imshow(decades, cmap="magma", vmin=-DECADES, vmax=0)
+        if decades.min() < max(CONTOURS) < decades.max():
+            axes.contour(decades, levels=CONTOURS, colors="white", linewidths=0.7, linestyles="solid")
+        axes.set(xticks=ends if is_last else [], yticks=ends if place == 0 else [])
+        axes.set(xlabel="x, positions" if is_last else "", ylabel="y, positions" if place == 0 else "")
+    return responses, drawn
 
 
 def mix_color(value: float, values: Sequence[float]) -> tuple[float, float, float]:
@@ -140,8 +179,3 @@ def mix_color(value: float, values: Sequence[float]) -> tuple[float, float, floa
     first, last = to_rgb(CAUCHY), to_rgb(GAUSSIAN)
     r, g, b = ((1 - share) * a + share * b for a, b in zip(first, last, strict=True))
     return r, g, b
-
-
-def suffix_of(inputs: Inputs, network: Network) -> str:
-    """What distinguishes the files of several operators."""
-    return f"_{network.mixer}" if len(inputs.with_operators("impulse")) > 1 else ""

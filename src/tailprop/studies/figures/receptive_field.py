@@ -1,11 +1,16 @@
-"""Effective receptive fields (Figure 1 and Appendix H of the paper).
+"""Effective receptive fields (Figure 1 and Appendix H of the paper), and how far they reach.
 
 The effective receptive field is the gradient of the central position of the last feature map with respect to the image,
 |d s / d x|, summed over colours and averaged over images. s is a sum over channels with random signs: an unsigned sum would
 be blind to branches that end in a norm, whose channels sum to a constant.
+
+Fields are drawn untrained, trained, and trained with the identity in place of every mixer, which shows how far the convolutions
+reach by themselves. Images have at least LEAST_PX, because at 96 px the last map has 3 x 3 positions, and every field fills it.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +18,23 @@ import torch
 from torch import Tensor
 
 from tailprop.studies.figures.inputs import Inputs, Picture, Sample, Tick
-from tailprop.studies.figures.network import Network, batches, untrained
-from tailprop.tasks.common.look import color_bar, look, new_figure, set_title
+from tailprop.studies.figures.network import Network, batches, untrained, without_mixers
+from tailprop.tasks.common.look import COLORS, color_bar, look, new_figure, plain, set_title
 
-__all__ = ["area_holding", "draw", "receptive_field"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["area_holding", "beyond", "draw", "receptive_field"]
 
 Field = npt.NDArray[np.float64]
-Column = tuple[Network, list[Sample], list[list[Field]]]  # fields of every image, untrained and trained
-STATES = ("untrained", "trained")
-DECADES = 4  # of the colour scale
-AREAS = "above each: % of the image that holds 50 % and 90 % of the field"
-CASES = 4  # images that are drawn alone
+STATES: Final = ("untrained", "trained", "trained, mixers off")
+LEAST_PX: Final = 192
+MOST_IMAGES: Final = 24  # more hardly change a mean field, and each is a forward and a backward pass
+DECADES: Final = 4  # of the colour scale
+SHARES: Final = (0.5, 0.9)  # of the mass, whose area is measured
+AREAS: Final = "above each: % of the image that holds 50 % and 90 % of the field"
+CASES: Final = 4  # images that are drawn alone
+STYLES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 
 def receptive_field(run: Callable[[Tensor], Tensor], x: Tensor, seed: int = 0) -> Tensor:
@@ -49,110 +60,163 @@ def area_holding(field: Field, share: float) -> float:
     return 100.0 * (int(np.searchsorted(mass, share * mass[-1] * (1 - 1e-12))) + 1) / field.size
 
 
+def beyond(field: Field, distances: Field) -> Field:
+    """The share of the mass that is further away from the middle of the mass than each distance, in pixels."""
+    total = max(float(field.sum()), 1e-300)
+    rows, columns = np.indices(field.shape)
+    middle = (field * rows).sum() / total, (field * columns).sum() / total
+    away = np.hypot(rows - middle[0], columns - middle[1])
+    return np.array([field[away > distance].sum() / total for distance in distances])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The fields of a network in one state."""
+
+    title: str  # of its column
+    network: Network
+    state: str
+    mean: Field  # (H, W)
+    areas: Field  # (N, 2): for each image, the areas of SHARES
+    first: Sequence[Field]  # of the first CASES images
+
+    @property
+    def mean_areas(self) -> list[float]:
+        """The areas of the mean field."""
+        return [area_holding(self.mean, share) for share in SHARES]
+
+
+Column = Sequence[Measured]  # of one network, a state each
+
+
 @look()
 def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
-    networks = [group[0] for group in inputs.groups.values()]
+    networks = {title: group[0].at_least(0 if inputs.fixed_px else LEAST_PX) for title, group in inputs.groups.items()}
     columns: list[Column] = []
-    for network in networks:
-        samples = inputs.samples(network)
-        pair = [untrained(network, inputs.seed), network]
-        work = 1 / (2 * len(networks) * len(samples))
-        fields = [_fields(n, samples, inputs.seed, lambda done, work=work: tick(done * work)) for n in pair]  # type: ignore[misc]
-        columns.append((network, samples, fields))
-    return [_draw_means(columns), _draw_cases(columns)]
+    shown: Sequence[Sample] = ()
+    for title, network in networks.items():
+        samples = inputs.samples(network, MOST_IMAGES)
+        shown = shown or samples[:CASES]
+        states = (untrained(network, inputs.seed), network, without_mixers(network))
+        work = 1 / (len(states) * len(networks) * len(samples))
+        done: Callable[[int], None] = lambda count, work=work: tick(count * work)  # type: ignore[misc] # noqa: E731
+        columns.append([_measure((title, n, s), samples, inputs.seed, done) for n, s in zip(states, STATES, strict=True)])
+    return [_draw_means(columns), _draw_reach(columns), _draw_cases(columns, shown)]
 
 
-def _fields(network: Network, samples: Sequence[Sample], seed: int, tick: Callable[[int], None]) -> list[Field]:
+def _measure(what: tuple[str, Network, str], samples: Sequence[Sample], seed: int, tick: Callable[[int], None]) -> Measured:
     found: list[Field] = []
-    for number, x in enumerate(batches([sample.x for sample in samples], 8)):
-        found += [field.double().numpy() for field in receptive_field(network.run, x, seed + number)]
+    for number, x in enumerate(batches([sample.x for sample in samples], 4)):
+        found += [field.double().numpy() for field in receptive_field(what[1].run, x, seed + number)]
         tick(len(x))
-    return found
+    areas = np.array([[area_holding(field, share) for share in SHARES] for field in found])
+    return Measured(*what, np.mean(found, axis=0), areas, found[:CASES])
 
 
 def _draw_means(columns: Sequence[Column]) -> Picture:
-    alone = len(columns) == 1  # then untrained and trained stand side by side
-    figure = new_figure(7.2, 4.0) if alone else new_figure(1.2 + 2.1 * len(columns), 5.7)
-    panels = figure.subplots(1, 2, squeeze=False).T if alone else figure.subplots(2, len(columns), squeeze=False)
-    rows = []
-    for place, (network, samples, fields) in enumerate(columns):
-        for row, (state, each) in enumerate(zip(STATES, fields, strict=True)):
-            mean = np.mean(each, axis=0)
-            areas = [area_holding(mean, share) for share in (0.5, 0.9)]
-            axes = panels[row, place]
-            drawn = axes.imshow(_decades(mean), vmin=-DECADES, vmax=0, cmap="magma", extent=_extent(mean))
-            heading = f"{network.title}, {state}\n" if alone else f"{network.title}\n" if row == 0 else ""
-            axes.set_title(f"{heading}50 %: {areas[0]:.1f}   90 %: {areas[1]:.1f}")
-            left = "y, px" if alone else f"{state}\ny, px" if place == 0 else ""
-            _label(axes, left, "x, px" if row or alone else "")
-            rows.append(_row(network, state, len(samples), areas, mean))
+    alone = len(columns) == 1  # then the states stand side by side
+    figure = new_figure(9.0, 3.7) if alone else new_figure(1.2 + 1.75 * len(columns), 6.6)
+    panels = figure.subplots(1, len(STATES), squeeze=False).T if alone else figure.subplots(len(STATES), len(columns))
+    last = len(STATES) - 1
+    for place, column in enumerate(columns):
+        for row, found in enumerate(column):
+            axes, title = panels[row, place], found.title
+            drawn = _draw_field(axes, found.mean)
+            heading = f"{found.state}\n" if alone else f"{title}\n" if row == 0 else ""
+            axes.set_title(f"{heading}50 %: {found.mean_areas[0]:.1f}   90 %: {found.mean_areas[1]:.1f}", size=9)
+            left = row == 0 if alone else place == 0
+            axes.set_ylabel("y, px" if alone and left else f"{found.state}\ny, px" if left else "")
+            axes.set_xlabel("x, px" if alone or row == last else "")
+            axes.tick_params(labelleft=left, labelbottom=alone or row == last)
     color_bar(figure, drawn, panels.ravel().tolist(), "gradient over its maximum, log10")
     set_title(figure, f"Effective receptive field, {_subject(columns)}", AREAS)
     note = (
         "|gradient| of the centre of the last feature map with respect to the image, mean over the images; the numbers are the "
-        "area that holds 50 % and 90 % of its mass, in per cent of the image. "
-        + " ".join(f"{network.title}: {network.label}." for network, _, _ in columns)
+        "area that holds 50 % and 90 % of its mass, in per cent of the image. With mixers off, the identity stands in their "
+        "place: what is left is the reach of the convolutions. "
+        + " ".join(f"{column[0].title}: {column[0].network.label}." for column in columns)
     )
+    rows = [_row(found, len(found.areas), found.mean_areas, found.areas.std(0)) for column in columns for found in column]
     return Picture("receptive_field", "Effective receptive field", note, figure, rows)
 
 
-def _draw_cases(columns: Sequence[Column]) -> Picture:
-    count = min(CASES, len(columns[0][1]))
-    figure = new_figure(2.0 + 1.75 * len(columns), 0.7 + 1.75 * count)
-    panels = figure.subplots(count, len(columns) + 1, squeeze=False)
+def _draw_reach(columns: Sequence[Column]) -> Picture:
+    """The share of each field beyond a distance, a panel for each state; for a single network one panel."""
+    alone = len(columns) == 1
+    figure = new_figure(6.4, 3.8) if alone else new_figure(9.6, 4.0)
+    panels = figure.subplots(1, 1 if alone else len(STATES), sharey=True, squeeze=False)[0]
     rows = []
-    for case in range(count):
-        panels[case, 0].imshow(columns[0][1][case].shown, cmap="gray")
+    for place, column in enumerate(columns):
+        for number, found in enumerate(column):
+            distances = np.arange(0, max(found.mean.shape) * 0.6, 4)
+            shares = beyond(found.mean, distances)
+            axes, style = panels[0 if alone else number], number if alone else place
+            label = found.state if alone else found.title
+            axes.plot(distances, shares, color=COLORS[style % len(COLORS)], linestyle=STYLES[style % len(STYLES)], label=label)
+            axes.set_title("" if alone else found.state)
+            common = _key(found)
+            rows += [
+                common | {"distance_px": f"{d:g}", "share_beyond": f"{s:.6g}"} for d, s in zip(distances, shares, strict=True)
+            ]
+    for axes in panels:
+        axes.set(yscale="log", ylim=(1e-4, 1.3), xlim=(0, distances[-1]), xlabel="distance from the middle, px")
+        axes.grid()
+    panels[0].set_ylabel("share of the field beyond")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    set_title(figure, f"Reach of the receptive field, {_subject(columns)}")
+    note = (
+        "The share of the effective receptive field that lies further away than a distance from its middle. A mixer propagates "
+        "as far as its curve lies above the one with mixers off."
+    )
+    return Picture("receptive_field_reach", "Reach of the receptive field", note, figure, rows)
+
+
+def _draw_cases(columns: Sequence[Column], shown: Sequence[Sample]) -> Picture:
+    figure = new_figure(2.0 + 1.75 * len(columns), 0.7 + 1.75 * len(shown))
+    panels = figure.subplots(len(shown), len(columns) + 1, squeeze=False)
+    rows = []
+    for case, sample in enumerate(shown):
+        panels[case, 0].imshow(sample.shown, cmap="gray")
         panels[case, 0].set_title("image" if case == 0 else "")
         panels[case, 0].axis("off")
-        for place, (network, samples, fields) in enumerate(columns, start=1):
-            field = fields[1][case]
-            areas = [area_holding(field, share) for share in (0.5, 0.9)]
+        for place, column in enumerate(columns, start=1):
+            found = column[STATES.index("trained")]
+            areas = found.areas[case]
             axes = panels[case, place]
-            drawn = axes.imshow(_decades(field), vmin=-DECADES, vmax=0, cmap="magma", extent=_extent(field))
-            axes.set_title(
-                (network.title + "\n" if case == 0 else "") + f"50 %: {areas[0]:.1f}   90 %: {areas[1]:.1f}", size=8.5
-            )
+            drawn = _draw_field(axes, found.first[case])
+            heading = f"{found.title}\n" if case == 0 else ""
+            axes.set_title(f"{heading}50 %: {areas[0]:.1f}   90 %: {areas[1]:.1f}", size=9)
             axes.set(xticks=[], yticks=[])
-            rows.append({"image": samples[case].name, **_row(network, "trained", 1, areas, field)})
+            rows.append({"image": sample.name, **_row(found, 1, areas)})
     color_bar(figure, drawn, panels[:, 1:].ravel().tolist(), "gradient over its maximum, log10")
-    set_title(figure, f"Receptive field of single images, {_subject(columns, single=True)}", AREAS)
+    set_title(figure, f"Receptive field of single images, trained, {_subject(columns, single=True)}", AREAS)
     note = "The same for single images and trained networks (Appendix H of the paper)."
     return Picture("receptive_field_cases", "Effective receptive field of single images", note, figure, rows)
 
 
-def _row(network: Network, state: str, count: int, areas: Sequence[float], field: Field) -> dict[str, object]:
-    return {
-        "checkpoint": network.path,
-        "model": network.model,
-        "mixer": network.mixer,
-        "state": state,
-        "images": count,
-        "height_px": field.shape[0],
-        "width_px": field.shape[1],
-        "area_50_pct": round(areas[0], 3),
-        "area_90_pct": round(areas[1], 3),
-    }
+def _draw_field(axes: "Axes", field: Field) -> object:
+    decades = np.log10(np.maximum(field / max(field.max(), 1e-300), 10.0 ** -(DECADES + 1)))
+    return axes.imshow(decades, vmin=-DECADES, vmax=0, cmap="magma", extent=(0, field.shape[1], field.shape[0], 0))
+
+
+def _key(found: Measured) -> dict[str, object]:
+    network = found.network
+    return {"checkpoint": network.path, "model": network.model, "mixer": network.mixer, "state": found.state}
+
+
+def _row(found: Measured, count: int, areas: Sequence[float] | Field, spread: Field | None = None) -> dict[str, object]:
+    row = _key(found) | {"images": count, "height_px": found.mean.shape[0], "width_px": found.mean.shape[1]}
+    for place, share in enumerate(SHARES):
+        row[f"area_{100 * share:.0f}_pct"] = round(float(areas[place]), 3)
+    for place, share in enumerate(SHARES if spread is not None else ()):
+        assert spread is not None
+        row[f"sd_of_images_{100 * share:.0f}_pct"] = round(float(spread[place]), 3)
+    return row
 
 
 def _subject(columns: Sequence[Column], single: bool = False) -> str:
-    models = dict.fromkeys(network.model for network, _, _ in columns)
-    data = dict.fromkeys(network.data for network, _, _ in columns)
-    images = "" if single else f", {len(columns[0][1])} images"
-    return f"{', '.join(models)}, {', '.join(data)}{images}"
-
-
-def _decades(field: Field) -> Field:
-    return np.log10(np.maximum(field / max(field.max(), 1e-300), 10.0 ** -(DECADES + 1)))
-
-
-def _extent(field: Field) -> tuple[float, float, float, float]:
-    return 0, field.shape[1], field.shape[0], 0
-
-
-def _label(axes: object, left: str, bottom: str) -> None:
-    axes.set(ylabel=left, xlabel=bottom)  # type: ignore[attr-defined]
-    if not left:
-        axes.set_yticklabels([])  # type: ignore[attr-defined]
-    if not bottom:
-        axes.set_xticklabels([])  # type: ignore[attr-defined]
+    networks = [column[0].network for column in columns]
+    models, data = (dict.fromkeys(values) for values in ((n.model for n in networks), (n.data for n in networks)))
+    images = "" if single else f", {len(columns[0][0].areas)} images"
+    return plain(f"{', '.join(models)}, {', '.join(data)}{images}")

@@ -20,11 +20,11 @@ from tailprop.data.raster import Pixels, fit_channels, try_pixels
 from tailprop.data.samplers import SampleKey
 from tailprop.engine.settings import setting
 from tailprop.tasks.common.task import LoaderConfig
-from tailprop.tasks.restore.degrade import JPEG_BLOCK, add_noise, add_test_noise, compress, to_8_bits, to_unit
+from tailprop.tasks.restore.degrade import JPEG_BLOCK, Unit, add_noise, add_test_noise, compress, to_8_bits, to_unit
 from tailprop.tasks.restore.metrics import SSIM_LEAST_PX
 from tailprop.utils.validation import check_at_least, check_between
 
-__all__ = ["CropDataset", "Pair", "PairBatch", "RestoreDataConfig", "WholeImageDataset", "collate_pairs"]
+__all__ = ["CropDataset", "Pair", "PairBatch", "RestoreDataConfig", "WholeImageDataset", "collate_pairs", "degrade"]
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,14 @@ class WholeImageDataset(KeyedDataset):
         if (small := _too_small(self.paths[index], pixels.shape[1], pixels.shape[0])) is not None:
             return small
         pixels = fit_channels(pixels, self.channels)
-        clean = to_unit(to_8_bits(pixels))
-        if self.data.degradation == "noise":
-            degraded = add_test_noise(clean, self.data.sigma)
-        else:
-            degraded = to_unit(compress(pixels, self.data.quality))
-        return Pair(self.names[index], _to_tensor(degraded), _to_tensor(clean))
+        return Pair(self.names[index], _to_tensor(degrade(pixels, self.data)), _to_tensor(to_unit(to_8_bits(pixels))))
+
+
+def degrade(pixels: Pixels, data: RestoreDataConfig) -> Unit:
+    """A test image with the degradation of a run, (H, W, C)."""
+    if data.degradation == "noise":
+        return add_test_noise(to_unit(to_8_bits(pixels)), data.sigma)
+    return to_unit(compress(pixels, data.quality))
 
 
 def _too_small(path: Path, width: int, height: int) -> Broken | None:

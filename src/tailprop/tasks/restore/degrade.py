@@ -13,7 +13,7 @@ from PIL import Image
 from tailprop.data.images import open_image
 from tailprop.data.raster import Pixels, peak
 
-__all__ = ["JPEG_BLOCK", "add_noise", "add_test_noise", "compress", "to_8_bits", "to_unit"]
+__all__ = ["JPEG_BLOCK", "Unit", "add_noise", "add_test_noise", "compress", "to_8_bits", "to_unit"]
 
 JPEG_BLOCK: Final = 8
 
