@@ -147,9 +147,20 @@ def _save(picture: Picture, folder: Path) -> None:
         save_figure(picture.figure, folder / f"{picture.name}.{suffix}")
     write_rows(folder / f"{picture.name}.csv", picture.rows)
     if picture.frames:
-        frames = [frame.quantize(128, dither=Image.Dither.NONE) for frame in picture.frames]
-        rest: dict[str, Any] = dict(save_all=True, append_images=frames[1:], duration=80, loop=0, optimize=True)
-        write_atomically(folder / f"{picture.name}.gif", lambda part: frames[0].save(part, "GIF", **rest))
+        write_animation(folder / f"{picture.name}.gif", picture.frames)
+
+
+def write_animation(path: Path, frames: Sequence[Image.Image]) -> None:
+    """A GIF with one palette for all frames, so that what does not move is stored once."""
+    width, height = frames[0].size
+    some = frames[:: max(1, len(frames) // 4)]
+    page = Image.new("RGB", (width, height * len(some)))
+    for number, frame in enumerate(some):
+        page.paste(frame, (0, height * number))
+    palette = page.quantize(96, dither=Image.Dither.NONE)
+    first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
+    rest: dict[str, Any] = dict(save_all=True, append_images=others, duration=80, loop=0, optimize=True)
+    write_atomically(path, lambda part: first.save(part, "GIF", **rest))
 
 
 def _command(options: DrawFigure) -> str:

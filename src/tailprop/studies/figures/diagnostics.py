@@ -28,7 +28,11 @@ LABELS: Final = {
     "response_share": "response-only Cauchy score",
     "high_frequency": "energy above half the highest frequency",
 }
-UNITS: Final = {"cauchy_share": "share of the response", "response_share": "mean share", "high_frequency": "share of the energy"}
+UNITS: Final = {
+    "cauchy_share": "share of the response",
+    "response_share": "mean share",
+    "high_frequency": "share of the energy",
+}
 assert list(LABELS) == [f.name for f in fields(Scores)]
 Stages = list[dict[str, float]]  # a value of each score, by stage
 
@@ -106,7 +110,12 @@ def _draw_score(axes: "Axes", score: str, found: dict[str, list[Stages]]) -> Non
             above = (bar.get_x() + bar.get_width() / 2, top)
             size = 7.5 if len(found) > 1 else 8.5
             axes.annotate(f"{mean:.3f}", above, (0, 4), textcoords="offset points", ha="center", fontsize=size)
-    axes.set(title=LABELS[score], ylabel=UNITS.get(score, ""), xlabel="stage", xticks=range(1, 1 + max(len(seeds[0]) for seeds in found.values())))
+    axes.set(
+        title=LABELS[score],
+        ylabel=UNITS.get(score, ""),
+        xlabel="stage",
+        xticks=range(1, 1 + max(len(seeds[0]) for seeds in found.values())),
+    )
     axes.margins(y=0.15)
 
 

@@ -109,6 +109,13 @@ def kernel_frames() -> list[Image.Image]:
     return [drawn[0]] * 4 + drawn + [drawn[-1]] * 4 + drawn[-2:0:-1]
 
 
+def _steps() -> Any:
+    """A few steps of the colour map for each decade: they read like contours, and an animation of them is a third as large."""
+    from matplotlib import colormaps
+
+    return colormaps["magma"].resampled(4 * DECADES)
+
+
 class _Scene:
     """The figure of the animation; a frame changes its data, because laying it out again would take most of the time."""
 
@@ -117,7 +124,7 @@ class _Scene:
         self.figure = new_figure(6.6, 3.0)
         self.left, right = self.figure.subplots(1, 2)
         extent = (-half, half, half, -half)
-        self.image = self.left.imshow(np.zeros((2, 2)), cmap="magma", vmin=-DECADES, vmax=0, extent=extent)
+        self.image = self.left.imshow(np.zeros((2, 2)), cmap=_steps(), vmin=-DECADES, vmax=0, extent=extent)
         self.left.set(title="\u03bb = 0.00", xlabel="x, positions", ylabel="y, positions")
         color_bar(self.figure, self.image, self.left, "response / peak, log10")
         r, zero = np.arange(1.0, half + 1), np.zeros(1)
