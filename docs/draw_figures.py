@@ -1,5 +1,7 @@
 """Draw the figures of docs/figures.md: python docs/draw_figures.py RUNS IMAGES, with run folders RUNS/MIXER/seedK."""
 
+import contextlib
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -9,35 +11,41 @@ from PIL import Image
 import tailprop_cli
 
 FOLDER = Path(__file__).parent / "figures"
-DIAGRAMS = ("complexity", "diagnostics", "kernels")
+DIAGRAMS = ("complexity", "diagnostics", "kernels", "receptive_field_reach")
 MOST_BYTES = 200_000
 MIXERS = ("attention", "heat", "wave", "tailprop", "multiscale")
 
 
 def main(runs: Path, images: Path) -> int:
-    checkpoints = [
-        run for mixer in MIXERS for run in sorted((runs / mixer).glob("seed*")) if (run / "model.safetensors").exists()
-    ]
-    FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as out:
-        args = ["figure", "all", "--checkpoint", *map(str, checkpoints), "--images", str(images), "--out", out]
+    """Pictures as small as they can be read, and their numbers; checkpoints are named by their path below RUNS."""
+    images, target = images.resolve(), FOLDER.resolve()
+    target.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as out, contextlib.chdir(runs):
+        checkpoints = [str(run) for mixer in MIXERS for run in sorted(Path(mixer).glob("seed*")) if is_complete(run)]
+        args = ["figure", "all", "--checkpoint", *checkpoints, "--images", str(images), "--out", out]
         if code := tailprop_cli.main(args):
             return code
-        for path in sorted(Path(out).glob("*.png")):
-            with Image.open(path) as image:
-                save(image.convert("RGB"), path.stem)
-        (FOLDER / "kernels.gif").write_bytes(Path(out, "kernels.gif").read_bytes())
+        for path in sorted(Path(out).iterdir()):
+            if path.suffix == ".png":
+                with Image.open(path) as image:
+                    save(image.convert("RGB"), target / path.stem)
+            elif path.suffix in (".csv", ".gif"):
+                shutil.copyfile(path, target / path.name)
     return 0
 
 
-def save(image: Image.Image, name: str) -> None:
+def is_complete(run: Path) -> bool:
+    return (run / "history.csv").exists() and (run / "model.safetensors").exists()
+
+
+def save(image: Image.Image, path: Path) -> None:
     """A PNG with 256 colours, which are enough for curves and bars; a JPEG below 200 kB for maps and photographs."""
-    if name in DIAGRAMS:
-        image.quantize(256, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
+    if path.name in DIAGRAMS:
+        image.quantize(256, dither=Image.Dither.NONE).save(path.with_suffix(".png"), optimize=True)
         return
     for quality in range(90, 60, -5):
-        image.save(FOLDER / f"{name}.jpg", quality=quality, subsampling=0, optimize=True)
-        if (FOLDER / f"{name}.jpg").stat().st_size < MOST_BYTES:
+        image.save(path.with_suffix(".jpg"), quality=quality, subsampling=0, optimize=True)
+        if path.with_suffix(".jpg").stat().st_size < MOST_BYTES:
             return
 
 

@@ -18,6 +18,7 @@ from tests.helpers.tiny_tasks import TASKS, write_tiny
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(complexity, "SIDES", (4, 6, 8, 10))
+    monkeypatch.setattr(receptive_field, "LEAST_PX", 32)
     monkeypatch.setattr(kernels, "FRAMES", 3)
     monkeypatch.setattr(kernels, "SIDE", 33)
 
@@ -45,7 +46,7 @@ def test_all_figures_with_an_index(tmp_path: Path, capsys: pytest.CaptureFixture
     out, images = tmp_path / "out", write_images(tmp_path / "images")
     assert figure("all", "--checkpoint", *runs, "--images", images, "--out", out, "--count", 4, "--map-px", 17) == 0
     twice = [f"{name}_{mixer}" for name in ("gates", "impulse", "sources") for mixer in ("tailprop", "multiscale")]
-    names = ["receptive_field", "receptive_field_cases", *twice, "diagnostics", "complexity", "kernels"]
+    names = ["receptive_field", "receptive_field_reach", "receptive_field_cases", *twice, "diagnostics", "complexity", "kernels"]
     assert {path.name for path in out.iterdir()} == {
         *(f"{name}.{kind}" for name in names for kind in ("png", "pdf", "csv")),
         "kernels.gif",
@@ -65,7 +66,7 @@ def test_all_figures_with_an_index(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def check_receptive_fields(rows: list[dict[str, str]]) -> None:
     assert [(row["mixer"], row["state"]) for row in rows] == [
-        (mixer, state) for mixer in ("heat", "tailprop", "multiscale") for state in ("untrained", "trained")
+        (mixer, state) for mixer in ("heat", "tailprop", "multiscale") for state in receptive_field.STATES
     ]
     assert all(0 < float(row["area_50_pct"]) < float(row["area_90_pct"]) <= 100 for row in rows)
     assert {row["images"] for row in rows} == {"4"}
@@ -182,4 +183,4 @@ def test_networks_of_every_task(task: str, tmp_path: Path, monkeypatch: pytest.M
     inputs = inputs_of("run", images=write_images(Path("images"), 3), count=3)
     (picture,) = diagnostics.draw(inputs, nothing)
     assert {row["stage"] for row in picture.rows} == set(range(1, 1 + len(inputs.networks[0].stages)))
-    assert len(receptive_field.draw(inputs, nothing)[0].rows) == 2
+    assert len(receptive_field.draw(inputs, nothing)[0].rows) == 3

@@ -113,7 +113,7 @@ def _picture(name: str, network: Network, samples: Sequence[Sample], gates: Gate
         f"where the low and the high image differ most. Over the images {gates.name} varies by at most {spread:.4f} in a stage"
         + (": it does not depend on the image." if spread < 1e-6 else ".")
     )
-    return Picture(name, "Gates of single images", note, figure, _rows(network, samples, gates))
+    return Picture(name, "Gates of single images", note, figure, _rows(network, samples, gates, widest))
 
 
 def _digits(gates: Gates) -> int:
@@ -155,15 +155,14 @@ def _draw_inset(inset: "Axes", frequencies: Array, curves: Array) -> None:
     inset.yaxis.get_offset_text().set_fontsize(8)
 
 
-def _rows(network: Network, samples: Sequence[Sample], gates: Gates) -> list[dict[str, Any]]:
-    """A row for each stage of the picked images, and one for each frequency."""
+def _rows(network: Network, samples: Sequence[Sample], gates: Gates, drawn: int) -> list[dict[str, Any]]:
+    """A row for each stage of the picked images, and one for each frequency of the stage whose responses are drawn."""
     rows: list[dict[str, Any]] = []
-    common = {"checkpoint": network.path, "mixer": network.mixer}
     frequencies = np.linspace(0, HIGHEST, POINTS)
     for place, (word, index) in enumerate(zip(PICKED, gates.picked, strict=True)):
-        for stage, (values, curves) in enumerate(zip(gates.values, gates.curves, strict=True), start=1):
-            row = common | {"image": samples[index].name, "picked": word, "stage": stage}
-            rows.append(row | {"quantity": gates.name, "frequency": "", "value": f"{values[index]:.6g}"})
-            for f, value in zip(frequencies, curves[place], strict=True):
-                rows.append(row | {"quantity": "response", "frequency": f"{f:.5f}", "value": f"{value:.6g}"})
+        row = {"checkpoint": network.path, "mixer": network.mixer, "image": samples[index].name, "picked": word}
+        for stage, values in enumerate(gates.values, start=1):
+            rows.append(row | dict(stage=stage, quantity=gates.name, frequency="", value=f"{values[index]:.6g}"))
+        for f, value in zip(frequencies, gates.curves[drawn][place], strict=True):
+            rows.append(row | dict(stage=drawn + 1, quantity="response", frequency=f"{f:.5f}", value=f"{value:.6g}"))
     return rows

@@ -13,7 +13,7 @@ from tailprop.tasks.common.look import HIDDEN, color_bar, look, new_figure, set_
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw", "radial_decay"]
+__all__ = ["draw", "radial_decay", "rings"]
 
 Array = npt.NDArray[np.float64]
 
@@ -62,29 +62,30 @@ def _kept(response: Array, source: tuple[int, int]) -> float:
     return 100 * float(abs(response[source]) / np.abs(response).sum())
 
 
-def _rings(r: Array, decay: Array, lowest: float) -> tuple[Array, Array]:
-    """Means over rings of width 1, for a smooth line: distance and value."""
+def rings(r: Array, values: Array) -> tuple[Array, Array]:
+    """Means over rings of width 1 around the source: distances 0, 1, 2, ... and values."""
     ring = np.rint(r).astype(int)
     counts = np.bincount(ring)
-    means = np.bincount(ring, decay) / np.maximum(counts, 1)
-    return np.arange(len(counts))[counts > 0].astype(np.float64), np.maximum(means[counts > 0], lowest / 10)
+    return np.flatnonzero(counts).astype(np.float64), np.bincount(ring, values)[counts > 0] / counts[counts > 0]
 
 
 def _draw_decay(axes: "Axes", case: Case, maps: Sequence[Array], source: tuple[int, int]) -> list[dict[str, Any]]:
     rows, values = [], [mixed.value for mixed in case.mixes]
     lowest = 10.0 ** -(DECADES + 1)
     for mixed, response in zip(case.mixes, maps, strict=True):
-        shares = np.abs(response) / np.abs(response).max()
+        peak = np.abs(response).max()
+        shares = np.abs(response) / peak
         r, decay = radial_decay(shares, source)
-        axes.plot(*_rings(r, decay, lowest), color=mix_color(mixed.value, values), label=mixed.label)
-        closed = closed_form(case.layer, mixed.value, r) / np.abs(response).max() if case.layer.is_paper_s else None
-        for place, (distance, share) in enumerate(zip(r, decay, strict=True)):
+        distances, means = rings(r, decay)
+        axes.plot(distances, np.maximum(means, lowest / 10), color=mix_color(mixed.value, values), label=mixed.label)
+        closed = rings(r, closed_form(case.layer, mixed.value, r) / peak)[1] if case.layer.is_paper_s else None
+        for place, (distance, share) in enumerate(zip(distances, means, strict=True)):
             exact = "" if closed is None else f"{closed[place]:.6g}"
-            rows.append(dict(setting=mixed.label, distance=f"{distance:.4f}", response=f"{share:.6g}", closed_form=exact))
+            rows.append(dict(setting=mixed.label, distance=f"{distance:g}", response=f"{share:.6g}", closed_form=exact))
         if closed is not None and mixed.value in (0.0, 1.0) and closed[0] < 1.2:  # narrower kernels are not resolved
             label = "closed form, infinite plane" if mixed.value == 1 else None
-            axes.plot(r, np.maximum(closed, lowest / 10), ":", color=HIDDEN, linewidth=1.2, label=label)
-    axes.set(yscale="log", ylim=(lowest, 2), xlim=(0, float(r.max())))
+            axes.plot(distances, np.maximum(closed, lowest / 10), ":", color=HIDDEN, linewidth=1.2, label=label)
+    axes.set(yscale="log", ylim=(lowest, 2), xlim=(0, float(distances[-1])))
     axes.set(xlabel="distance from the source, positions", ylabel="|response| / peak")
     axes.grid()
     axes.legend(loc="upper right", ncols=2)
