@@ -46,7 +46,15 @@ def test_all_figures_with_an_index(tmp_path: Path, capsys: pytest.CaptureFixture
     out, images = tmp_path / "out", write_images(tmp_path / "images")
     assert figure("all", "--checkpoint", *runs, "--images", images, "--out", out, "--count", 4, "--map-px", 17) == 0
     twice = [f"{name}_{mixer}" for name in ("gates", "impulse", "sources") for mixer in ("tailprop", "multiscale")]
-    names = ["receptive_field", "receptive_field_reach", "receptive_field_cases", *twice, "diagnostics", "complexity", "kernels"]
+    names = [
+        "receptive_field",
+        "receptive_field_reach",
+        "receptive_field_cases",
+        *twice,
+        "diagnostics",
+        "complexity",
+        "kernels",
+    ]
     assert {path.name for path in out.iterdir()} == {
         *(f"{name}.{kind}" for name in names for kind in ("png", "pdf", "csv")),
         "kernels.gif",
