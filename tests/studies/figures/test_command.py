@@ -4,12 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 import yaml
 from PIL import Image
+from safetensors.torch import save_file
 
 import tailprop_cli
 from tailprop.backbone.operator import VARIANTS
 from tailprop.studies.figures import FIGURES, complexity, diagnostics, gates, impulse, kernels, receptive_field, sources
+from tailprop.studies.figures.checkpoints import find_checkpoints
+from tailprop.studies.figures.inputs import MOST_PX, Inputs
+from tailprop.studies.figures.network import load_network
 from tests.helpers.figures import inputs_of, nothing, read_csv, write_images, write_network
 from tests.helpers.folders import make_snapshot
 from tests.helpers.tiny_tasks import TASKS, write_tiny
@@ -134,8 +140,6 @@ def test_all_leaves_out_what_a_network_does_not_have(tmp_path: Path, capsys: pyt
 
 
 def test_foreign_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import timm
-
     from tailprop.engine.checkpoint import save_weights
 
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(dict(model=dict(name="convnext_atto"), data={}, augment={})))
@@ -156,11 +160,45 @@ def test_foreign_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["kernels", "--count", "2"], "--count must be at least 3, got 2"),
         (["kernels", "--map-px", "5"], "--map-px must be between 9 and 257, got 5"),
         (["gates", "--checkpoint", "nowhere", "--images", "x"], "no checkpoint at nowhere"),
+        (["gates", "--checkpoint", "runs/*/none", "--images", "x"], "no checkpoint matches 'runs/*/none'"),
+        (["kernels", "--size-px", "0"], "--size-px must be between 32 and 1024, got 0"),
+        (["kernels", "--seed", "-1"], "--seed must be at least 0, got -1"),
     ],
 )
 def test_error_messages(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert figure(*args) == 2
     assert message in capsys.readouterr().err
+
+
+def test_patterns_name_every_checkpoint_once(tmp_path: Path) -> None:
+    runs = [write_network(tmp_path / f"seed{seed}", seed=seed) for seed in (0, 1)]
+    weights = f"{runs[1]}/model.safetensors"
+    assert find_checkpoints([str(tmp_path / "seed*"), weights, runs[0]]) == runs
+    assert find_checkpoints([weights, runs[1]]) == [weights]
+
+
+def test_weights_without_a_head_and_without_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As timm's `features_only` saves them, here without the last stage."""
+    path = tmp_path / "features.safetensors"
+    network = timm.create_model("tailprop_pico", features_only=True, out_indices=(0, 1))
+    save_file(network.state_dict(), path)
+    images, out = write_images(tmp_path / "images", 3), tmp_path / "out"
+    args = ("receptive-field", "--checkpoint", path, "--images", images, "--out", out, "--size-px", 64)
+    assert figure(*args) == 2
+    assert "does not contain the name of its model; give it with --model" in capsys.readouterr().err
+    assert figure(*args, "--model", "tailprop_pico") == 0
+    loaded = load_network(str(path), 64, "tailprop_pico")
+    x = torch.randn(2, 3, 64, 64)
+    assert torch.allclose(loaded.run(x), network.eval()(x)[-1].permute(0, 2, 3, 1), atol=1e-5)
+    save_file({"a": torch.zeros(1)}, path)
+    assert figure(*args, "--model", "tailprop_pico") == 2
+    assert "does not fit tailprop_pico: it has no stem or no stages" in capsys.readouterr().err
+
+
+def test_large_photographs_are_shrunk(tmp_path: Path) -> None:
+    Image.new("RGB", (2 * MOST_PX + 7, 3 * MOST_PX)).save(tmp_path / "large.png")
+    ((_, image),) = Inputs((), tmp_path).photos
+    assert image.size == (MOST_PX + 4, 3 * MOST_PX // 2)
 
 
 def test_missing_and_broken_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

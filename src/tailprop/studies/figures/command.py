@@ -6,7 +6,6 @@ DIR/kernels.gif      the animation of the kernels
 DIR/index.html       all of them with their captions, written by `figure all`
 """
 
-import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,9 +16,11 @@ import torch
 import tyro
 from PIL import Image
 
+from tailprop.backbone.model import MIN_SIZE_PX
 from tailprop.runtime.allocator import keep_freed_memory
 from tailprop.studies.figures import FIGURES, NEED_NOTHING
-from tailprop.studies.figures.inputs import Inputs, Picture
+from tailprop.studies.figures.checkpoints import find_checkpoints
+from tailprop.studies.figures.inputs import MOST_PX, Inputs, Picture
 from tailprop.studies.figures.network import Network, load_network
 from tailprop.studies.figures.page import write_page
 from tailprop.tasks.common.bench import write_rows
@@ -29,9 +30,10 @@ from tailprop.utils.files import write_atomically
 from tailprop.utils.text import did_you_mean, say
 from tailprop.utils.validation import check_at_least, check_between, check_output_folder
 
-__all__ = ["DrawFigure", "find_checkpoints", "run"]
+__all__ = ["DrawFigure", "run"]
 
 ALL: Final = "all"
+
 _NEED_OPERATORS: Final = ("gates", "impulse", "sources", "diagnostics")
 _NEED_IMAGES: Final = ("receptive_field", "gates", "diagnostics")
 _WORK: Final = {"receptive_field": 10.0, "gates": 3.0, "diagnostics": 5.0, "complexity": 6.0, "kernels": 4.0}  # the others: 1
@@ -45,6 +47,8 @@ class DrawFigure:
     """receptive-field, gates, impulse, sources, diagnostics, complexity, kernels, or all."""
     checkpoint: tuple[str, ...] = ()
     """Run folders or weights files, or patterns like "runs/*/seed*": networks to compare, and further seeds of the same."""
+    model: str | None = None
+    """Name of the model, for weights that do not contain it."""
     images: Path | None = None
     """Folder of images, searched recursively, or of the Parquet shards of an image dataset (their validation split)."""
     out: Path = Path("figures")
@@ -78,6 +82,9 @@ class DrawFigure:
         check_at_least("--count", self.count, 3)  # low, intermediate and high
         check_at_least("--stage", self.stage, 1)
         check_between("--map-px", self.map_px, 9, 257)
+        if self.size_px is not None:
+            check_between("--size-px", self.size_px, MIN_SIZE_PX, MOST_PX)
+        check_at_least("--seed", self.seed, 0)
         check_at_least("--threads", self.threads, 0)
         check_output_folder("--out", self.out)
 
@@ -87,7 +94,7 @@ def run(options: DrawFigure) -> None:
     keep_freed_memory()
     if options.threads:
         torch.set_num_threads(options.threads)
-    networks = tuple(load_network(where, options.size_px) for where in find_checkpoints(options.checkpoint))
+    networks = tuple(load_network(where, options.size_px, options.model) for where in find_checkpoints(options.checkpoint))
     names, left_out = _drawable(options, networks)
     inputs = Inputs(
         networks,
@@ -116,18 +123,6 @@ def run(options: DrawFigure) -> None:
         say(line)
     if options.name == ALL:
         say(f"{options.out / 'index.html'} shows all of them")
-
-
-def find_checkpoints(given: Sequence[str]) -> list[str]:
-    """The checkpoints that are named or match a pattern, each once."""
-    found: list[str] = []
-    for where in given:
-        is_pattern = bool(set("*?[") & set(where)) and not Path(where).exists()
-        matches = sorted(glob.glob(where)) if is_pattern else [where]  # noqa: PTH207 - a pattern may be absolute
-        if not matches:
-            raise ValueError(f"no checkpoint matches {where!r}")
-        found += matches
-    return list({Path(where).resolve(): where for where in found}.values())
 
 
 def _drawable(options: DrawFigure, networks: Sequence[Network]) -> tuple[list[str], list[str]]:

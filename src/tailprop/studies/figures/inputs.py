@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,8 +15,9 @@ from tailprop.data.broken import Broken
 from tailprop.data.photos import Photos, open_photos
 from tailprop.studies.figures.network import Network
 
-__all__ = ["Inputs", "Picture", "Sample", "Tick"]
+__all__ = ["MOST_PX", "Inputs", "Picture", "Sample", "Tick"]
 
+MOST_PX: Final = 1024  # of an image
 Tick = Callable[[float], None]  # called with shares of a figure's work, 1 in sum
 
 
@@ -65,7 +66,7 @@ class Inputs:
             if len(chosen) == self.count:
                 break
             if not isinstance(image := found.read(index), Broken):
-                chosen.append((found.name(index), image))
+                chosen.append((found.name(index), _shrunk(image)))
         if not chosen:
             raise ValueError(f"none of the {len(found)} images in {self.folder} can be read")
         return chosen
@@ -105,6 +106,12 @@ class Inputs:
         if len(groups) == 1:
             return [""]
         return [f"_{m}" if mixers.count(m) == 1 else f"_{m}_{n}" for n, m in enumerate(mixers, start=1)]
+
+
+def _shrunk(image: Image.Image) -> Image.Image:
+    """An image whose shorter side is below 2 MOST_PX, so that a folder of photographs fits into memory."""
+    factor = min(image.size) // MOST_PX
+    return image.reduce(factor) if factor > 1 else image
 
 
 def _open(folder: Path) -> Photos:

@@ -15,12 +15,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from tailprop.backbone.model import MIN_SIZE_PX, TPOLayer
+from tailprop.backbone.model import TPOLayer
 from tailprop.backbone.operator import TailPropagation
 from tailprop.backbone.registry import MODELS
 from tailprop.runtime.rng import seeded
+from tailprop.studies.figures.checkpoints import load_predictor
 from tailprop.studies.figures.prepare import Prepare, preparation
-from tailprop.tasks import find_spec, load
+from tailprop.tasks import find_spec
 from tailprop.tasks.common.figures import dataset_name
 from tailprop.tasks.restore.model import RESTORERS
 
@@ -181,9 +182,9 @@ def without_mixers(network: Network) -> Network:
     return changed
 
 
-def load_network(where: str, size_px: int | None = None) -> Network:
+def load_network(where: str, size_px: int | None = None, model: str | None = None) -> Network:
     """Load a checkpoint of any task; raises for one without layers of this package."""
-    predictor = load(where)
+    predictor = load_predictor(where, model)
     settings = predictor.settings
     trunk = _find_trunk(predictor.model)
     if trunk is None:
@@ -192,8 +193,6 @@ def load_network(where: str, size_px: int | None = None) -> Network:
             "draw; give a checkpoint of a TailProp network"
         )
     size = size_px or _default_size(settings.data)
-    if size < MIN_SIZE_PX and settings.task != "reach":
-        raise ValueError(f"--size-px must be at least {MIN_SIZE_PX}, got {size}")
     return Network(
         path=where,
         model=settings.model.name,
