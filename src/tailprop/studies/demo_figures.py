@@ -28,6 +28,7 @@ LAMBDAS: Final = (1.0, 0.7, 0.3, 0.0)
 POINTS: Final = ((70, 60), (128, 150), (200, 90))  # row and column of the sources
 DETAIL_PX: Final = 56  # side of the enlarged part
 SHOWN: Final = 12  # digits with answers
+LEAST_RANGE: Final = 0.02  # of lambda, for the colour scale
 Array = npt.NDArray[np.float64]
 
 
@@ -61,7 +62,12 @@ def draw_operator(scales: tuple[float, float] = (32.0, 5.0)) -> Figure:
     for ax in panels.flat:
         ax.set(xticks=[], yticks=[])
         ax.spines[:].set_visible(False)
-    color_bar(figure, drawn, panels[2].tolist(), "response / peak, log10")
+    color_bar(figure, drawn, panels.ravel().tolist(), "three points: response / peak, log10")
+    k_g, k_c = scales
+    deviation = (2 * k_g) ** 0.5
+    set_title(
+        figure, f"Gaussian of standard deviation {deviation:g} px, Cauchy kernel of half-width {k_c:g} px; images of 256 px"
+    )
     return figure
 
 
@@ -131,11 +137,12 @@ def _draw_answer(axes: "Axes", image: Image.Image, answer: Any, true: str) -> No
 
 def _draw_lambdas(figure: Any, means: Array, layers: Sequence[str], names: Sequence[str]) -> None:
     axes = figure.subplots()
-    drawn = axes.imshow(means, aspect="auto", cmap="cividis")
-    digits = 3 if np.ptp(means) > 0.02 else 4
     middle = (means.max() + means.min()) / 2
+    half = max(LEAST_RANGE, float(np.ptp(means))) / 2  # smaller differences are not blown up to the whole colour scale
+    drawn = axes.imshow(means, aspect="auto", cmap="cividis", vmin=middle - half, vmax=middle + half)
+    digits = 3 if np.ptp(means) > LEAST_RANGE else 4
     for row, column in np.ndindex(means.shape):
-        color = "black" if means[row, column] > middle else "white"
+        color = "black" if means[row, column] > middle - 0.2 * half else "white"
         axes.text(column, row, f"{means[row, column]:.{digits}f}", ha="center", va="center", fontsize=8, color=color)
     axes.set_xticks(range(len(layers)), layers)
     axes.set_yticks(range(len(names)), names)

@@ -59,7 +59,7 @@ def draw_mistakes(result: Accuracy, source: Source, names: Sequence[str], path: 
     tiles = []
     for row in result.worst_mistakes(most).tolist():
         true, predicted, index = result.answers[row].tolist()
-        score = f"{names[predicted]} {100 * float(result.confidence[row]):.0f} %"
+        score = f"{names[predicted]} ({100 * float(result.confidence[row]):.0f} %)"
         tiles.append(with_caption(source.read(index), [f"predicted: {score}", f"true: {names[true]}"]))
     if tiles:
         draw_page(

@@ -103,7 +103,7 @@ def run(options: ClassifyPredict) -> None:
             predictions = _classify_with_progress(options, classifier, paths)
             _write(predictions, options)
             if options.sheet is not None:
-                _draw_sheet(predictions[:_SHEET], options.sheet)
+                _draw_sheet(predictions[:_SHEET], options.sheet, f"{Path(options.checkpoint).name}, {classifier.name}")
 
 
 def classify_images(
@@ -228,12 +228,12 @@ def _as_json(predictions: Sequence[Prediction], ascii_only: bool = False) -> str
     return "".join(c if c == "\n" or printable(c) == c else json.dumps(c)[1:-1] for c in text)  # as JSON escapes
 
 
-def _draw_sheet(predictions: Sequence[Prediction], path: Path) -> None:
+def _draw_sheet(predictions: Sequence[Prediction], path: Path, title: str) -> None:
     tiles = []
     for prediction in predictions:
         image = read_image(Path(prediction.image), "RGB")
         if isinstance(image, Image.Image):
-            lines = [f"{score.name} {100 * score.probability:.0f} %" for score in prediction.classes[:2]]
+            lines = [f"{score.name}: {100 * score.probability:.0f} %" for score in prediction.classes[:2]]
             tiles.append(with_caption(image, [Path(prediction.image).name, *lines]))
-    draw_page(tiles, path, columns=min(6, max(1, len(tiles))), width_px=240)
+    draw_page(tiles, path, columns=min(6, max(1, len(tiles))), width_px=240, title=title)
     print_line(Console(stderr=True), f"{path}: contact sheet of {counted(len(tiles), 'image')}")
