@@ -4,12 +4,26 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from tailprop.tasks.common.figures import draw_learning
 from tailprop.tasks.common.look import look, new_figure, save_figure
 
 FOLDER = Path(__file__).parent
 Row = dict[str, str]
 
 
+TOP1 = {"top1": "top-1, %"}
+SEGMENTED = {"miou": "mean IoU, %", "pixel_accuracy": "pixel accuracy, %"}
+DETECTED = {"box_ap": "box AP, %", "mask_ap": "mask AP, %"}
+# metrics, what they were measured on, and a title for the table of each run
+RUNS = {
+    "imagenette": (TOP1, "validation", "tailprop_nano, Imagenette at 64 px"),
+    "cifar10": (TOP1, "validation", "tailprop_pico with three stages, CIFAR-10"),
+    "shapes_upernet": (SEGMENTED, "validation", "UPerNet with tailprop_pico, generated scenes"),
+    "ade20k_overfit": (SEGMENTED, "training images", "UPerNet with tailprop_tiny, three images of ADE20K"),
+    "shapes_maskrcnn": (DETECTED, "validation", "Mask R-CNN with tailprop_pico, generated scenes"),
+    "coco_tiny_overfit": (DETECTED, "training images", "Mask R-CNN with tailprop_nano, eight images of COCO"),
+    "coco_tiny_1x": (DETECTED, "training images", "Mask R-CNN with tailprop_tiny, eight images of COCO"),
+}
 RATES = {"img_per_s_best": "best round", "img_per_s_median": "median"}
 
 
@@ -28,6 +42,14 @@ def main() -> None:
     )
     costs = [row | {"us": str(float(row["ns_per_px"]) / 1000)} for row in read("restoration_cost")]
     bars("restoration_cost", costs, "{side_px} px", {"us": "CPU time"}, "microseconds per pixel by side of the image")
+    for name, (metrics, measured_on, title) in RUNS.items():
+        draw_learning(history(name, metrics), FOLDER / f"{name}.png", metrics, measured_on, title)
+
+
+def history(name: str, metrics: dict[str, str]) -> list[dict[str, float]]:
+    """The epochs of a run's table."""
+    wanted = ("epoch", "loss", "val_loss", *metrics)
+    return [{key: float(row[key]) for key in wanted if row.get(key)} for row in read(name)]
 
 
 def read(name: str) -> list[Row]:
