@@ -94,21 +94,23 @@ def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
     networks = {title: group[0].at_least(0 if inputs.fixed_px else LEAST_PX) for title, group in inputs.groups.items()}
     columns: list[Column] = []
     shown: Sequence[Sample] = ()
+
+    def part(share: float) -> None:
+        tick(share / (len(STATES) * len(networks)))
+
     for title, network in networks.items():
         samples = inputs.samples(network, MOST_IMAGES)
         shown = shown or samples[:CASES]
         states = (untrained(network, inputs.seed), network, without_mixers(network))
-        work = 1 / (len(states) * len(networks) * len(samples))
-        done: Callable[[int], None] = lambda count, work=work: tick(count * work)  # type: ignore[misc] # noqa: E731
-        columns.append([_measure((title, n, s), samples, inputs.seed, done) for n, s in zip(states, STATES, strict=True)])
+        columns.append([_measure((title, n, s), samples, inputs.seed, part) for n, s in zip(states, STATES, strict=True)])
     return [_draw_means(columns), _draw_reach(columns), _draw_cases(columns, shown)]
 
 
-def _measure(what: tuple[str, Network, str], samples: Sequence[Sample], seed: int, tick: Callable[[int], None]) -> Measured:
+def _measure(what: tuple[str, Network, str], samples: Sequence[Sample], seed: int, tick: Tick) -> Measured:
     found: list[Field] = []
     for number, x in enumerate(batches([sample.x for sample in samples], 4)):
         found += [field.double().numpy() for field in receptive_field(what[1].run, x, seed + number)]
-        tick(len(x))
+        tick(len(x) / len(samples))
     areas = np.array([[area_holding(field, share) for share in SHARES] for field in found])
     return Measured(*what, np.mean(found, axis=0), areas, found[:CASES])
 
