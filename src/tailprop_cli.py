@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "scenes": ("tailprop.commands.scenes", "Scenes", "write generated scenes of shapes as COCO, ADE20K or parquet"),
     "bench": (
-        "tailprop.studies.bench",
+        "tailprop.studies.bench.command",
         None,
         "measure speed against ConvNeXt, Swin and vHeat; bench TASK measures whole networks",
     ),

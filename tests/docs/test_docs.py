@@ -17,7 +17,8 @@ from tailprop.commands import train
 from tailprop.engine.options import option_names, parse_options
 from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
 from tailprop.engine.settings import aliases
-from tailprop.studies import bench
+from tailprop.studies.bench import BENCHES
+from tailprop.studies.bench import command as bench
 from tailprop.tasks import TASKS, find_spec
 from tests.helpers import ROOT
 
@@ -173,7 +174,8 @@ def options() -> frozenset[str]:
     specs = [find_spec(task) for task in TASKS]
     kinds = [spec.part(part) for spec in specs for part in (spec.config, spec.evaluate, spec.predict, spec.bench) if part]
     kinds += [getattr(import_module(module), kind) for module, kind, _ in tailprop_cli.COMMANDS.values() if kind]
-    return frozenset(name for kind in [*kinds, bench.Bench] for name in option_names(kind)) | OF_TORCHRUN | {"--help"}
+    kinds += [getattr(import_module(module), kind) for module, kind, _ in BENCHES.values()]
+    return frozenset(name for kind in kinds for name in option_names(kind)) | OF_TORCHRUN | {"--help"}
 
 
 @each_page
