@@ -7,8 +7,8 @@ from typing import Final
 
 __all__ = ["BENCHES", "DEFAULT_BENCH"]
 
-# name: (module, dataclass of its options, what it measures). The module's `run` takes the options.
+# name: (module, dataclass of its options, what it measures), as in `COMMANDS` of the command line
 BENCHES: Final = {
-    "models": ("tailprop.studies.bench.models", "Bench", "images per second of backbones"),
+    "models": ("tailprop.studies.bench.models", "tailprop.studies.bench.options:Bench", "images per second of backbones"),
 }
 DEFAULT_BENCH: Final = "models"  # of a command without a name

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from tailprop.engine.options import parse_options
+from tailprop.engine.options import find_options, parse_options
 from tailprop.studies.bench import BENCHES, DEFAULT_BENCH
 from tailprop.tasks import TASKS, find_spec
 
@@ -13,9 +13,9 @@ __all__ = ["Benchmark", "parse", "run"]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: its module and options."""
+    """A benchmark: the name of its module, and its options."""
 
-    module: Any
+    module: str
     options: Any
 
 
@@ -24,9 +24,8 @@ def parse(args: list[str]) -> Benchmark:
     if args and args[0] in TASKS:
         return _parse_task(args[0], args[1:])
     name, rest = (args[0], args[1:]) if args and args[0] in BENCHES else (DEFAULT_BENCH, args)
-    module_name, options_name, _ = BENCHES[name]
-    module = import_module(module_name)
-    kind = getattr(module, options_name)
+    module, reference, _ = BENCHES[name]
+    kind = find_options(module, reference)
     prog = "tailprop bench" if name == DEFAULT_BENCH else f"tailprop bench {name}"
     return Benchmark(module, parse_options(kind, rest, prog, _description(kind)))
 
@@ -35,7 +34,8 @@ def _parse_task(name: str, args: list[str]) -> Benchmark:
     spec = find_spec(name)
     if spec.bench is None:
         raise ValueError(f"there is no benchmark for {spec.title}; omit {name!r} to measure backbones")
-    return Benchmark(spec.module(spec.bench), parse_options(spec.part(spec.bench), args, f"tailprop bench {name}"))
+    module = f"{spec.package}.{spec.bench.partition(':')[0]}"
+    return Benchmark(module, parse_options(spec.options(spec.bench), args, f"tailprop bench {name}"))
 
 
 def _description(kind: type) -> str:
@@ -45,4 +45,4 @@ def _description(kind: type) -> str:
 
 
 def run(chosen: Benchmark) -> None:
-    chosen.module.run(chosen.options)
+    import_module(chosen.module).run(chosen.options)
