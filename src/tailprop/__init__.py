@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from tailprop.backbone.weights import WarmStartReport
     from tailprop.engine.checkpoint import warm_start
+    from tailprop.runtime.optimize import OptimizedModel, OptimizeReport, optimize
     from tailprop.tasks import load
 
 __version__ = "0.1.0.dev0"
@@ -68,6 +69,7 @@ _PUBLIC: Final = {
     ),
     "tailprop.backbone.weights": ("WarmStartReport",),
     "tailprop.engine.checkpoint": ("warm_start",),
+    "tailprop.runtime.optimize": ("OptimizeReport", "OptimizedModel", "optimize"),
     "tailprop.tasks": ("load",),
 }
 __all__ = [
@@ -80,6 +82,8 @@ __all__ = [
     "HeatConduction",
     "Mixer",
     "NoPropagation",
+    "OptimizeReport",
+    "OptimizedModel",
     "PropagationDetails",
     "SelfAttention",
     "TailProp",
@@ -90,6 +94,7 @@ __all__ = [
     "frequency_grid",
     "idct2",
     "load",
+    "optimize",
     "register_mixer",
     "stable_response",
     "tail_propagate",
