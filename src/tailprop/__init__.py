@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tailprop.utils.imports import after_import
 
 if TYPE_CHECKING:
-    from tailprop.backbone.dct import dct2, frequency_grid, idct2
+    from tailprop.backbone.dct import dct, dct2, frequency_grid, idct, idct2
     from tailprop.backbone.mixers import (
         MIXERS,
         AveragePool,
@@ -44,7 +44,7 @@ __version__ = "0.1.0.dev0"
 _REGISTRY: Final = "tailprop.backbone.registry"  # importing it registers the models
 # module: the public names in it
 _PUBLIC: Final = {
-    "tailprop.backbone.dct": ("dct2", "frequency_grid", "idct2"),
+    "tailprop.backbone.dct": ("dct", "dct2", "frequency_grid", "idct", "idct2"),
     "tailprop.backbone.mixers": (
         "MIXERS",
         "AveragePool",
@@ -90,8 +90,10 @@ __all__ = [
     "TailPropagation",
     "WarmStartReport",
     "WavePropagation",
+    "dct",
     "dct2",
     "frequency_grid",
+    "idct",
     "idct2",
     "load",
     "optimize",

@@ -352,7 +352,7 @@ def test_bad_arguments_of_the_function() -> None:
         tail_propagate(x, (1.0, 1.0, 1.0))
     for arguments, message in (
         (dict(x=x, scales=(1.0,), orders=(3.0,)), "must be in"),
-        (dict(x=x[0], scales=(1.0, 1.0)), "channels-last map"),
+        (dict(x=x[0, 0], scales=(1.0, 1.0)), "channels-last map"),
         (dict(x=x, scales=1.0), "a value for each order"),
         (dict(x=x, scales=(-1.0, 1.0)), "not negative, got -1.0"),
         (dict(x=x, scales=(1.0, 1.0), weights=(0.5, 0.2)), "must sum to 1"),

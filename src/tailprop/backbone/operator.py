@@ -22,7 +22,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
-from .dct import dct2, normalizing_gain
+from .dct import Frequencies, dct, normalizing_gain
 from .stable import (
     Mix,
     at_least_float32,
@@ -270,34 +270,36 @@ class TailPropagation(nn.Module):
     def _spacing(self, x: Tensor) -> float:
         """Distance of neighbouring positions in the unit of the scales."""
         if self.scale_mode == "length" and self.length_unit == "map":
-            return (x.shape[1] * x.shape[2]) ** -0.5
+            return x.flatten(1, -2).shape[1] ** (-1 / (x.ndim - 2))
         return self.spacing
 
     @torch.no_grad()
     def explain(self, x: Tensor) -> PropagationDetails:
         """The values inside one forward pass on x, (B, H, W, C); weights of every position are averaged over the map."""
-        b, h, w, c = x.shape
+        b, *sizes, c = x.shape
         weights = self.weights(x)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
-            weights = weights.mean((2, 3))
+            weights = weights.flatten(2, -2).mean(2)
         mix = Mix.of(x, self.scales(), weights, self.stable_orders(x), self._spacing(x))
+        frequencies, coefficients = Frequencies.in_order(x), dct(x)
+        responses, mixed = mix.each_response(frequencies), mix.mixture(frequencies).whole()
         orders = [torch.as_tensor(o, device=x.device).expand(b, c) for o in mix.orders]
         return PropagationDetails(
             scales=mix.scales,
             weights=mix.weights.expand(b, -1, c),
             orders=torch.stack(orders, dim=1),
-            responses=torch.stack([r.expand(b, h, w, c) for r in mix.each_response(x)], dim=1),
-            mixed=mix.response(x).expand(b, h, w, c),
-            coefficients=dct2(x),
-            gain=self._gain(dct2(x) * mix.response(x)),
+            responses=torch.stack([r.expand(b, *sizes, c) for r in responses], dim=1),
+            mixed=mixed.expand(b, *sizes, c),
+            coefficients=coefficients,
+            gain=self._gain(coefficients * mixed),
         )
 
     def _gain(self, coefficients: Tensor) -> Tensor | None:
         if self.normalized is None:
             return None
-        deviations = coefficients.clone()
-        deviations[:, 0, 0] = 0
-        return normalizing_gain(deviations, self.normalized)[:, 0, 0]
+        deviations = coefficients.clone().flatten(1, -2)
+        deviations[:, 0] = 0
+        return normalizing_gain(deviations, self.normalized)[:, 0]
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, orders={self.orders}, gate={self.gate!r}, order_mode={self.order_mode!r}"
@@ -348,7 +350,7 @@ class PooledMLP(nn.Module):
             nn.init.zeros_(fc.bias)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, outputs, C)
-        return self.fc2(F.gelu(self.fc1(x.mean((1, 2))))).unflatten(1, (self.outputs, self.dim))
+        return self.fc2(F.gelu(self.fc1(x.flatten(1, -2).mean(1)))).unflatten(1, (self.outputs, self.dim))
 
 
 class PositionMLP(PooledMLP):
