@@ -1,6 +1,12 @@
-"""Draw the figures of docs/figures.md: python docs/draw_figures.py RUNS IMAGES, with run folders RUNS/MIXER/seedK."""
+"""Draw the figures of docs/figures.md: python docs/draw_figures.py RUNS IMAGES, with run folders RUNS/MIXER/seedK.
+
+figures/NAME.jpg or .png   pictures as small as they can be read
+figures/NAME.csv           the numbers in them; checkpoints are named by their path below RUNS
+figures/networks.csv       top-1 of every network, from the tables of the runs
+"""
 
 import contextlib
+import csv
 import shutil
 import sys
 import tempfile
@@ -17,7 +23,6 @@ MIXERS = ("attention", "heat", "wave", "tailprop", "multiscale")
 
 
 def main(runs: Path, images: Path) -> int:
-    """Pictures as small as they can be read, and their numbers; checkpoints are named by their path below RUNS."""
     images, target = images.resolve(), FOLDER.resolve()
     target.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as out, contextlib.chdir(runs):
@@ -25,6 +30,7 @@ def main(runs: Path, images: Path) -> int:
         args = ["figure", "all", "--checkpoint", *checkpoints, "--images", str(images), "--out", out]
         if code := tailprop_cli.main(args):
             return code
+        write_networks(checkpoints, target / "networks.csv")
         for path in sorted(Path(out).iterdir()):
             if path.suffix == ".png":
                 with Image.open(path) as image:
@@ -36,6 +42,17 @@ def main(runs: Path, images: Path) -> int:
 
 def is_complete(run: Path) -> bool:
     return (run / "history.csv").exists() and (run / "model.safetensors").exists()
+
+
+def write_networks(checkpoints: list[str], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("mixer", "seed", "epochs", "top1"))
+        for run in map(Path, checkpoints):
+            with (run / "history.csv").open(newline="") as table:
+                epochs = [row for row in csv.DictReader(table) if row["top1"]]
+            best = max(epochs, key=lambda row: float(row["top1"]))
+            writer.writerow((run.parent.name, run.name.removeprefix("seed"), epochs[-1]["epoch"], best["top1"]))
 
 
 def save(image: Image.Image, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The code of the documentation runs, and its commands, options, settings, recipes, files and links exist."""
 
+import csv
 import re
 import shlex
 import textwrap
@@ -291,6 +292,24 @@ def test_every_table_has_a_figure() -> None:
     figures = {path.stem for path in (ROOT / "results").glob("*.png")}
     assert tables - figures == {"restoration_large"}  # a single row
     assert figures <= tables
+
+
+def test_pictures_of_the_figures_are_small_and_have_their_numbers() -> None:
+    pictures = [path for path in (ROOT / "docs" / "figures").iterdir() if path.suffix in (".png", ".jpg", ".gif")]
+    assert len(pictures) >= 12
+    for path in pictures:
+        assert path.stat().st_size < 300_000, path.name
+        assert path.with_suffix(".csv").exists(), path.name
+
+
+def test_accuracies_of_the_figures_are_those_of_the_runs() -> None:
+    runs: dict[str, list[float]] = {}
+    with (ROOT / "docs" / "figures" / "networks.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            runs.setdefault(row["mixer"], []).append(float(row["top1"]))
+    text = (ROOT / "docs" / "figures.md").read_text()
+    stated = re.findall(r"^\| `(\w+)`, .* \| (\d) \| ([\d.]+)", text, flags=re.MULTILINE)
+    assert stated == [(mixer, str(len(top1)), f"{sum(top1) / len(top1):.1f}") for mixer, top1 in runs.items()]
 
 
 # Parts that pages have to have

@@ -34,9 +34,9 @@ def layer_of(operator: TailPropagation) -> Layer:
 
 
 def test_receptive_field_of_a_linear_layer_is_its_kernel() -> None:
-    kernel = torch.arange(1.0, 10.0).reshape(1, 1, 3, 3) - 5.5
-    field = receptive_field(lambda x: F.conv2d(x, kernel, padding=1).permute(0, 2, 3, 1), torch.randn(2, 1, 7, 7))
-    expected = F.pad(kernel[0, 0].abs(), (2, 2, 2, 2))
+    kernel = torch.arange(1.0, 19.0).reshape(1, 2, 3, 3) - 9.5  # of two colours, with both signs at every position
+    field = receptive_field(lambda x: F.conv2d(x, kernel, padding=1).permute(0, 2, 3, 1), torch.randn(2, 2, 7, 7))
+    expected = F.pad(kernel[0].abs().sum(0), (2, 2, 2, 2))
     assert torch.allclose(field, expected.expand(2, 7, 7))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tailprop.studies.ablate.rows import epochs_of
 from tailprop.studies.ablate.study import Run
 from tailprop.tasks import find_spec
-from tailprop.tasks.common.look import COLORS, look, new_figure, save_figure
+from tailprop.tasks.common.look import COLORS, look, new_figure, save_figure, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +19,7 @@ Epochs = list[dict[str, Any]]
 Logs = dict[str, dict[str, list[Epochs]]]  # recipe: variant: the epochs of each seed
 Curve = tuple[list[float], list[float]]
 _STYLES = ("-", "--", ":", "-.")
+_MARKERS = "osv^D"
 
 
 @look()
@@ -36,20 +37,38 @@ def draw_figures(out: Path, runs: Sequence[Run]) -> None:
 
 
 def _draw_curves(logs: Logs, labels: dict[str, tuple[str, str]], path: Path) -> None:
-    figure = new_figure(1 + 6 * len(logs), 4.5)
-    panels = figure.subplots(1, len(logs), squeeze=False)[0]
-    for axes, (recipe, variants) in zip(panels, logs.items(), strict=True):
+    """A panel for each recipe, two beside each other, and one legend for all."""
+    columns, rows = min(2, len(logs)), -(-len(logs) // 2)
+    names = list(dict.fromkeys(variant for variants in logs.values() for variant in variants))
+    figure = new_figure(1 + 4.3 * columns, 0.9 + 3.1 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (recipe, variants) in zip(panels, logs.items(), strict=False):
         metric, label = labels[recipe]
-        for place, (variant, seeds) in enumerate(variants.items()):
-            color, style = f"C{place % len(COLORS)}", _STYLES[place // len(COLORS) % len(_STYLES)]
+        for variant, seeds in variants.items():
+            place = names.index(variant)
+            color, style = COLORS[place % len(COLORS)], _STYLES[place // len(COLORS) % len(_STYLES)]
             at = _by_epoch((row["epoch"], row[metric]) for epochs in seeds for row in epochs if metric in row)
-            axes.plot(list(at), [statistics.fmean(values) for values in at.values()], style, color=color, label=variant)
+            means = [statistics.fmean(values) for values in at.values()]
+            axes.plot(list(at), means, style, marker=_MARKERS[place % len(_MARKERS)], markersize=4, color=color, label=variant)
             if len(seeds) > 1:
                 axes.fill_between(list(at), list(map(min, at.values())), list(map(max, at.values())), color=color, alpha=0.15)
-        axes.set(xlabel="epoch", ylabel=f"{label}, mean and range of seeds", title=recipe)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        axes.set(ylabel=label, title=recipe)
+        _finish(axes)
+    for axes in panels[len(logs) :]:
+        axes.remove()
+    found = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend([found[name] for name in names], names, loc="outside lower center", ncols=min(5, len(names)))
+    most = max(len(seeds) for variants in logs.values() for seeds in variants.values())
+    set_title(figure, f"Mean and range of up to {most} seeds" if most > 1 else "One seed")
     save_figure(figure, path)
+
+
+def _finish(axes: "Axes") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid()
 
 
 def _by_epoch(points: Iterable[tuple[int, float]]) -> dict[int, list[float]]:
@@ -69,14 +88,19 @@ def _draw_learned(logs: Logs, path: Path) -> None:
     ]
     if not columns:
         return
-    figure = new_figure(1 + 3 * len(columns), 6.5)
-    panels = figure.subplots(2, len(columns), squeeze=False)
-    for (title, seeds), above, below in zip(columns, panels[0], panels[1], strict=True):
+    wide, bands = min(3, len(columns)), -(-len(columns) // 3)
+    figure = new_figure(1 + 3 * wide, 5.6 * bands)
+    panels = figure.subplots(2 * bands, wide, squeeze=False)
+    for place, (title, seeds) in enumerate(columns):
+        above, below = panels[2 * (place // wide) : 2 * (place // wide) + 2, place % wide]
+        above.set(title=title, ylabel="length, px (wave: own units)", yscale="log")
         _draw_quantities(above, seeds, ("length", "speed", "damping"))
         _draw_quantities(below, seeds, ("lambda", "order"))
-        above.set(title=title, ylabel="length, px (wave: speed, damping)", yscale="log")
-        below.set(xlabel="epoch", ylabel="lambda, order", ylim=(0, None))
-    figure.suptitle("median over channels, mean over seeds; dark: first layers, bright: last layers")
+        below.set(ylabel="\u03bb or order \u03b1", ylim=(0, None))
+    for axes in panels.ravel():
+        if not axes.lines:  # nothing of this kind is learned
+            axes.remove()
+    set_title(figure, "median over channels, mean over seeds; dark: first layers, bright: last layers")
     save_figure(figure, path)
 
 
@@ -90,7 +114,7 @@ def _draw_quantities(axes: "Axes", seeds: Sequence[Epochs], kinds: Sequence[str]
         color = colormaps["viridis"](0.9 * modules.index(module) / max(1, len(modules) - 1))
         label = name if module == modules[0] else None
         axes.plot(x, y, _STYLES[names.index(name) % len(_STYLES)], color=color, label=label, linewidth=1)
-    axes.grid(alpha=0.3)
+    _finish(axes)
     if curves:
         axes.legend(fontsize="small")
 

@@ -129,7 +129,8 @@ def _draw_means(columns: Sequence[Column]) -> Picture:
             axes.set_xlabel("x, px" if alone or row == last else "")
             axes.tick_params(labelleft=left, labelbottom=alone or row == last)
     color_bar(figure, drawn, panels.ravel().tolist(), "gradient over its maximum, log10")
-    set_title(figure, f"Effective receptive field, {_subject(columns)}", AREAS)
+    images = f"mean of {len(columns[0][0].areas)} images; {AREAS}"
+    set_title(figure, f"Effective receptive field, {_subject(columns, single=True)}", images)
     note = (
         "|gradient| of the centre of the last feature map with respect to the image, mean over the images; the numbers are the "
         "area that holds 50 % and 90 % of its mass, in per cent of the image. With mixers off, the identity stands in their "
