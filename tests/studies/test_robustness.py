@@ -22,11 +22,11 @@ from tailprop.runtime.distributed import World
 from tailprop.studies import robustness
 from tailprop.studies.corruptions import CORRUPTIONS
 from tailprop.studies.robustness import Robustness, Row, _print, _rows, imagenet_a_indices, imagenet_indices, measure
-from tailprop.tasks.classify.data import DataConfig
-from tailprop.tasks.classify.evaluate import DataChoice, evaluate_on
+from tailprop.tasks.classify.config import ClassifyConfig, DataConfig
+from tailprop.tasks.classify.evaluate import evaluate_on
 from tailprop.tasks.classify.load import ImageClassifier
 from tailprop.tasks.classify.metrics import Accuracy
-from tailprop.tasks.classify.task import ClassifyConfig
+from tailprop.tasks.classify.options import DataChoice
 
 ALONE = World(0, 1, torch.device("cpu"))
 SYNSETS = ImageNetInfo().label_names()

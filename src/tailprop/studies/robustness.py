@@ -23,10 +23,12 @@ from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.provenance import provenance
 from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
-from tailprop.tasks.classify.data import DataConfig, open_source
-from tailprop.tasks.classify.evaluate import DataChoice, align_source, evaluate_on
+from tailprop.tasks.classify.config import DataConfig
+from tailprop.tasks.classify.data import open_source
+from tailprop.tasks.classify.evaluate import align_source, evaluate_on
 from tailprop.tasks.classify.load import ImageClassifier, load_classifier
 from tailprop.tasks.classify.metrics import Accuracy, ignore
+from tailprop.tasks.classify.options import DataChoice
 from tailprop.tasks.classify.sources import Source
 from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.classes import deduplicate_names

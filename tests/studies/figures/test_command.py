@@ -12,9 +12,19 @@ from safetensors.torch import save_file
 
 import tailprop_cli
 from tailprop.backbone.operator import VARIANTS
-from tailprop.studies.figures import FIGURES, complexity, diagnostics, gates, impulse, kernels, receptive_field, sources
+from tailprop.studies.figures import (
+    FIGURES,
+    MOST_PX,
+    complexity,
+    diagnostics,
+    gates,
+    impulse,
+    kernels,
+    receptive_field,
+    sources,
+)
 from tailprop.studies.figures.checkpoints import find_checkpoints
-from tailprop.studies.figures.inputs import MOST_PX, Inputs
+from tailprop.studies.figures.inputs import Inputs
 from tailprop.studies.figures.network import load_network
 from tests.helpers.figures import inputs_of, nothing, read_csv, write_images, write_network
 from tests.helpers.folders import make_snapshot

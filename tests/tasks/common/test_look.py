@@ -13,9 +13,8 @@ from matplotlib.font_manager import fontManager
 from PIL import Image
 
 from tailprop.engine.config import ModelConfig
-from tailprop.tasks.classify.data import DataConfig
+from tailprop.tasks.classify.config import ClassifyConfig, DataConfig
 from tailprop.tasks.classify.figures import draw_confusion
-from tailprop.tasks.classify.task import ClassifyConfig
 from tailprop.tasks.common import figures, fonts
 from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.fonts import drawable, drawable_names, families_for, load_font, missing_characters

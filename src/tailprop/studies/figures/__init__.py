@@ -2,7 +2,7 @@
 
 from typing import Final
 
-__all__ = ["FIGURES", "NEED_NOTHING"]
+__all__ = ["FIGURES", "LEAST_PX", "MOST_PX", "NEED_NOTHING"]
 
 # name: what it shows. The module of that name has a function `draw(inputs, tick)` that returns pictures.
 FIGURES: Final = {
@@ -15,3 +15,4 @@ FIGURES: Final = {
     "kernels": "Gaussian and Cauchy kernels in space and frequency, and an animation over lambda",
 }
 NEED_NOTHING: Final = ("complexity", "kernels")  # figures without a checkpoint and without images
+LEAST_PX, MOST_PX = 32, 1024  # of an image; four stages need 32

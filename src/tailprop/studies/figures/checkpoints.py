@@ -13,8 +13,8 @@ from tailprop.engine.checkpoint import read_state_dict
 from tailprop.engine.config import ModelConfig
 from tailprop.engine.run_settings import find_task_name, find_weights, read_metadata
 from tailprop.tasks import load
+from tailprop.tasks.classify.config import ClassifyConfig
 from tailprop.tasks.classify.load import ImageClassifier
-from tailprop.tasks.classify.task import ClassifyConfig
 from tailprop.tasks.common.models import check_model, load_weights
 
 __all__ = ["find_checkpoints", "load_predictor"]

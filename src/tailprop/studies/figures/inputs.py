@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tailprop.data.broken import Broken
 from tailprop.data.photos import Photos, open_photos
+from tailprop.studies.figures import MOST_PX
 from tailprop.studies.figures.network import Network
 
-__all__ = ["MOST_PX", "Inputs", "Picture", "Sample", "Tick"]
+__all__ = ["Inputs", "Picture", "Sample", "Tick"]
 
-MOST_PX: Final = 1024  # of an image
 Tick = Callable[[float], None]  # called with shares of a figure's work, 1 in sum
 
 

@@ -7,61 +7,22 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tailprop.data.broken import Broken
-from tailprop.data.images import image_size, list_images
+from tailprop.data.images import image_size
 from tailprop.data.loader import KeyedDataset, split_broken
 from tailprop.data.raster import Pixels, fit_channels, try_pixels
 from tailprop.data.samplers import SampleKey
-from tailprop.engine.settings import setting
-from tailprop.tasks.common.task import LoaderConfig
+from tailprop.tasks.restore.config import RestoreDataConfig
 from tailprop.tasks.restore.degrade import JPEG_BLOCK, Unit, add_noise, add_test_noise, compress, to_8_bits, to_unit
 from tailprop.tasks.restore.metrics import SSIM_LEAST_PX
-from tailprop.utils.validation import check_at_least, check_between
 
-__all__ = ["CropDataset", "Pair", "PairBatch", "RestoreDataConfig", "WholeImageDataset", "collate_pairs", "degrade"]
-
-
-@dataclass(frozen=True)
-class RestoreDataConfig(LoaderConfig):
-    """Clean images, and how they are degraded."""
-
-    train: tuple[Path, ...] = setting((), local=True)
-    """Folders of clean training images, searched recursively."""
-    test: Path | None = setting(None, local=True)
-    """Folder of clean test images."""
-    degradation: Literal["noise", "jpeg"] = setting("noise", aliases=("damage",))
-    """Gaussian noise, or JPEG compression."""
-    sigma: float = 15.0
-    """Standard deviation of the noise, where white is 255."""
-    quality: int = 40
-    """Quality of the JPEG encoder, 1 to 100."""
-    crop_px: int = 128
-    """Side of the training crops."""
-    cache_gb: float = setting(1.0, local=True, aliases=("cache",))
-    """Cache of decoded training images in each loader process, in GB."""
-
-    def check(self) -> None:
-        super().check()
-        check_at_least("data.crop_px", self.crop_px, 8)
-        check_between("data.sigma", self.sigma, 0, 255)
-        check_between("data.quality", self.quality, 1, 100)
-        check_at_least("data.cache_gb", self.cache_gb, 0)
-
-    def list_test_images(self) -> list[Path]:
-        if self.test is None:
-            raise ValueError("no test images; set their folder with --data.test")
-        return list_images([str(self.test)])
-
-    def list_train_images(self) -> list[Path]:
-        if not self.train:
-            raise ValueError("no training images; set their folders with --data.train")
-        return list_images([str(folder) for folder in self.train])
+__all__ = ["CropDataset", "Pair", "PairBatch", "WholeImageDataset", "collate_pairs", "degrade"]
 
 
 @dataclass(frozen=True)
