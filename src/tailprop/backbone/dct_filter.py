@@ -163,12 +163,13 @@ def _inverse_step(axis: Axis, x: Tensor) -> Tensor:  # (N, R, C) -> (R, N, C)
 
 def _column_strips(shape: torch.Size, like: Tensor) -> Iterator[tuple[slice, slice]]:
     """Slices of the second axis of coefficients, and of the merged rows they stand for. A signal has one strip."""
-    if len(shape) == 3:
-        yield _ALL, slice(0, shape[1])
-        return
+    rows = math.prod(shape[1:-1])
     each = math.prod(shape[2:-1])
-    for columns in _strips(shape[1], shape[0] * each * shape[-1], like):
-        yield columns, slice(columns.start * each, columns.stop * each)
+    strips = _strips(shape[1], shape[0] * each * shape[-1], like) if len(shape) > 3 else []
+    if len(strips) < 2:
+        yield _ALL, slice(0, rows)
+    else:
+        yield from ((columns, slice(columns.start * each, columns.stop * each)) for columns in strips)
 
 
 def _strips(count: int, numel: int, like: Tensor) -> list[slice]:

@@ -13,7 +13,7 @@ settings; the seven variants of the paper's ablation are rows of `VARIANTS`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import torch.fx
@@ -23,6 +23,10 @@ from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
 from .dct import Frequencies, dct, normalizing_gain
+from .layers import is_captured
+from .observed import Observed
+from .response import is_plain
+from .response_cache import ResponseCache
 from .stable import (
     Mix,
     at_least_float32,
@@ -162,6 +166,7 @@ class TailPropagation(nn.Module):
         self.normalized_share = _checked_share(normalized_share)
         self.normalized: Tensor | None  # (C,): 1 where a channel is normalized
         self.register_buffer("normalized", torch.empty(dim, **dd) if normalized_share else None, persistent=False)
+        self._responses = ResponseCache()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -231,7 +236,17 @@ class TailPropagation(nn.Module):
             self._observed.add(weights, orders)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
             return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.normalized)
-        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalized)
+        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalized, self._kept_responses(x))
+
+    def _kept_responses(self, x: Tensor) -> ResponseCache | None:
+        """The cache, where responses may be kept: without learning, and where they are the same for all images."""
+        if self.training or self.order_mlp is not None or is_captured(x) or torch.is_grad_enabled() or not is_plain(x):
+            return None
+        return self._responses if x.device.type == "cpu" else None  # on a GPU the comparison would synchronize
+
+    def train(self, mode: bool = True) -> Self:
+        self._responses.clear()
+        return super().train(mode)
 
     def observe(self, on: bool) -> None:
         """Start to keep the means of weights and orders that are predicted from the input, or forget them."""
@@ -303,36 +318,6 @@ class TailPropagation(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, orders={self.orders}, gate={self.gate!r}, order_mode={self.order_mode!r}"
-
-
-class Mean:
-    """The mean over all samples of tensors (B, K, ..., C), averaged over space: (K, C)."""
-
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-        self.count = 0
-
-    def add(self, values: Tensor) -> None:
-        summed = values.detach().sum(0)
-        summed = summed.flatten(1, -2).mean(1) if summed.ndim > 2 else summed
-        self.total = summed if self.total is None else self.total + summed
-        self.count += len(values)
-
-    def mean(self) -> Tensor | None:
-        return None if self.total is None else self.total / self.count
-
-
-class Observed:
-    """Means of the weights and orders that a layer predicts; those that do not depend on the input are left out."""
-
-    def __init__(self) -> None:
-        self.weights, self.orders = Mean(), Mean()
-
-    def add(self, weights: Tensor | None, orders: Tensor | tuple[float, ...]) -> None:
-        if weights is not None and weights.ndim > 2:
-            self.weights.add(weights)
-        if isinstance(orders, Tensor) and orders.ndim > 2:
-            self.orders.add(orders)
 
 
 class PooledMLP(nn.Module):

@@ -18,6 +18,7 @@ import torch.fx
 from torch import Tensor
 
 from .dct import MAX_GAIN, Frequencies, Mixture, normalizing_gain, spectral_branches, spectral_filter
+from .response_cache import ResponseCache
 
 __all__ = [
     "Mix",
@@ -48,6 +49,7 @@ def tail_propagate(
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
     normalized: Tensor | None = None,
+    kept: ResponseCache | None = None,
 ) -> Tensor:
     """Y = IDCT(sum_k w_k exp(-k_k rho^(alpha_k/2)) * DCT(X)): Eq. (7) of the paper, for any number of orders.
 
@@ -63,6 +65,9 @@ def tail_propagate(
         normalized: 1 for channels whose result is normalized to mean 0 and variance 1 over the map of every image, 0 for the
             others, (C,); none by default. A long kernel makes what it delivers weak: white noise by a factor of about 4 l for a
             Gaussian of standard deviation l.
+        kept: Responses of earlier calls, to be used while scales and orders are the same; only without gradients, and only
+        where
+            no orders are predicted for each image.
 
     >>> photo = torch.rand(1, 64, 48, 3)
     >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
@@ -70,12 +75,18 @@ def tail_propagate(
     """
     _check_map(x)
     mix = Mix.of(x, scales, weights, orders, spacing)
-    if normalized is None:
-        return spectral_filter(x, mix.mixture)  # (B, H, W, C)
-    centred = x - normalized.to(x.dtype) * x.mean(_spatial(x), keepdim=True)
-    return spectral_filter(
-        centred, lambda frequencies: _without_mean(mix.mixture(frequencies), frequencies, normalized), normalized
-    )
+
+    def respond(frequencies: Frequencies) -> Mixture:
+        mixture = mix.mixture(frequencies)
+        return mixture if normalized is None else _without_mean(mixture, frequencies, normalized)
+
+    def recall(frequencies: Frequencies) -> Mixture:
+        assert kept is not None
+        origin = [v for v in (mix.scales, *mix.orders, normalized) if isinstance(v, Tensor)]
+        return Mixture(kept.terms(frequencies, spacing, origin, lambda: respond(frequencies).terms), mix.mixing_weights)
+
+    centred = x if normalized is None else x - normalized.to(x.dtype) * x.mean(_spatial(x), keepdim=True)
+    return spectral_filter(centred, respond if kept is None else recall, normalized)  # (B, H, W, C)
 
 
 def tail_propagate_by_place(
@@ -204,7 +215,12 @@ class Mix(NamedTuple):
     def mixture(self, frequencies: Frequencies) -> Mixture:
         """sum_k w_k h_k as h_K + sum_(k<K) w_k (h_k - h_K): exactly 1 at rho = 0."""
         *others, last = self.each_response(frequencies)
-        return Mixture((last, *[h - last for h in others]), self.weights[:, :-1] if others else None)
+        return Mixture((last, *[h - last for h in others]), self.mixing_weights)
+
+    @property
+    def mixing_weights(self) -> Tensor | None:
+        """Those of all responses but the last, (B or 1, K - 1, C or 1)."""
+        return self.weights[:, :-1] if len(self.orders) > 1 else None
 
 
 def _without_mean(response: Mixture, frequencies: Frequencies, normalized: Tensor) -> Mixture:
