@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tailprop import VARIANTS, TailPropagation, dct2, idct2, stable_response, tail_propagate, tail_propagate_reference
+from tailprop import VARIANTS, TailProp, TailPropagation, dct2, idct2, stable_response, tail_propagate, tail_propagate_reference
 from tailprop.backbone.operator import MULTISCALE, SCALE_OFFSET
 from tailprop.backbone.stable import tail_propagate_by_place
 
@@ -88,19 +88,19 @@ def test_mix_is_not_a_semigroup() -> None:
 def test_mean_is_preserved(name: str) -> None:
     module, x = perturbed(8, **SETTINGS[name]), torch.randn(3, 11, 6, 8)
     assert (module.explain(x).mixed[:, 0, 0] == 1).all()  # exactly
-    expected = x.mean((1, 2)) if module.normalized is None else x.mean((1, 2)) * (1 - module.normalized)
-    torch.testing.assert_close(module(x).mean((1, 2)), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(module(x).mean((1, 2)), x.mean((1, 2)), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("h", "w"), [*MAPS, (300, 5)])
-def test_normalized_channels_have_mean_0_and_variance_1(h: int, w: int) -> None:
+def test_normalized_channels_keep_their_mean_and_have_variance_1(h: int, w: int) -> None:
     x = torch.randn(2, h, w, 6, dtype=torch.float64) * torch.tensor([0.1, 0.3, 1.0, 3.0, 10.0, 100.0]) + 5
     with torch.no_grad():
         y = tail_propagate(x, (20.0, 3.0), normalized=torch.ones(6))
         plain = tail_propagate(x, (20.0, 3.0))
-    torch.testing.assert_close(y.mean((1, 2)), torch.zeros(2, 6, dtype=torch.float64), rtol=0, atol=1e-7)
+    torch.testing.assert_close(y.mean((1, 2)), x.mean((1, 2)), rtol=0, atol=1e-7)
     torch.testing.assert_close(y.var((1, 2), correction=0), torch.ones(2, 6, dtype=torch.float64), rtol=1e-3, atol=0)
-    expected = (plain - plain.mean((1, 2), keepdim=True)) / plain.std((1, 2), correction=0, keepdim=True)
+    mean = plain.mean((1, 2), keepdim=True)
+    expected = mean + (plain - mean) / plain.std((1, 2), correction=0, keepdim=True)
     torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -114,8 +114,8 @@ def test_share_of_normalized_channels() -> None:
         changed = (y - unnormalized).abs().amax((0, 1, 2)) > 1e-3
         assert changed.sum() == count
         torch.testing.assert_close(y[..., ~changed], unnormalized[..., ~changed])
-        torch.testing.assert_close(y[..., changed].mean((1, 2)), torch.zeros(2, count), rtol=0, atol=1e-5)
-        torch.testing.assert_close(y[..., changed].square().mean((1, 2)), torch.ones(2, count), rtol=1e-3, atol=0)
+        if count:
+            torch.testing.assert_close(y[..., changed].var((1, 2), correction=0), torch.ones(2, count), rtol=1e-3, atol=0)
 
 
 def test_normalization_of_constant_maps() -> None:
@@ -123,7 +123,7 @@ def test_normalization_of_constant_maps() -> None:
     for x in (torch.randn(2, 1, 1, 4), torch.full((1, 9, 7, 4), 3.0), torch.randn(1, 1, 1, 4).half()):
         x.requires_grad_()
         y = tail_propagate(x, (2.0, 1.0), normalized=torch.ones(4))
-        torch.testing.assert_close(y, torch.zeros_like(y), rtol=0, atol=0.05)
+        torch.testing.assert_close(y, x, rtol=0, atol=0.05)
         y.sum().backward()
         assert x.grad is not None
         assert torch.isfinite(x.grad).all()
@@ -149,7 +149,7 @@ def test_gate_by_place_is_a_sum_of_branches(normalize: bool) -> None:
     branches = [tail_propagate_reference(given, scales, torch.eye(3)[k].double(), orders) for k in range(3)]
     expected = weights[:, 0] * branches[0] + weights[:, 1] * branches[1] + weights[:, 2] * branches[2]
     if normalize:
-        expected = expected / expected.square().mean((1, 2), keepdim=True).sqrt()
+        expected = expected / expected.square().mean((1, 2), keepdim=True).sqrt() + x.mean((1, 2), keepdim=True)
     normalized = torch.ones(4) if normalize else None
     torch.testing.assert_close(tail_propagate_by_place(x, scales, weights, orders, 1.0, normalized), expected)
 
@@ -241,8 +241,16 @@ def test_explain_with_normalization() -> None:
     module, x = perturbed(8, **MULTISCALE), torch.randn(2, 6, 7, 8)
     inner = module.explain(x)
     factor = inner.gain[:, None, None].expand(2, 6, 7, 8).clone()
-    factor[:, 0, 0] = 1 - module.normalized
+    factor[:, 0, 0] = 1
     torch.testing.assert_close(idct2(factor * inner.mixed * inner.coefficients), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_initial_lengths_are_at_most_half_of_the_map() -> None:
+    assert TailPropagation(4, scale_mode="length").lengths == (0.5, 16.0)
+    for side, longest in ((64, 16.0), (14, 7.0), (1, 1.0)):
+        assert TailPropagation(4, scale_mode="length", map_size=(side, 100)).lengths == (0.5, longest)
+    stages = TailProp(dims=(8, 8, 8, 8), depths=(1, 1, 1, 1), mixer="multiscale", img_size=224).stages
+    assert [stage.layers[0].block.mixer.lengths[1] for stage in stages] == [16.0, 14.0, 7.0, 3.5]
 
 
 def test_initial_lengths_are_those_of_the_kernels() -> None:

@@ -53,6 +53,7 @@ GATES: Final = ("content", "learned", "fixed", "spatial")
 SCALE_MODES: Final = ("softplus", "length")
 LENGTH_UNITS: Final = ("px", "map")
 ORDER_MODES: Final = ("fixed", "learned", "content")
+LONGEST: Final = 16.0  # initial length by default, in positions
 SCALE_OFFSET: Final = 1e-4  # keeps k positive where softplus underflows
 
 for _leaf in ("tail_propagate", "tail_propagate_by_place"):  # leaf functions for symbolic tracing: inside, sizes are numbers
@@ -85,7 +86,7 @@ class PropagationDetails:
     responses: Tensor  # (B, K, H, W, C): each order alone; H_G and H_C for the paper's operator
     mixed: Tensor  # (B, H, W, C): the mixed response
     coefficients: Tensor  # (B, H, W, C): the DCT of the input
-    gain: Tensor | None  # (B, C): factor of all coefficients but the mean, which normalized channels lose; None without any
+    gain: Tensor | None  # (B, C): factor of all coefficients but the mean; None without normalized channels
 
     @property
     def lam(self) -> Tensor:
@@ -110,19 +111,22 @@ class TailPropagation(nn.Module):
         scale_mode: "softplus", k = softplus(theta) + offset, is the paper's. "length" learns a length for each channel and
             order, l = exp(theta), with k = l^alpha / alpha: a Gaussian then has standard deviation l and a Cauchy kernel
             half-width l, and a step of the optimizer changes every length by the same factor.
-        lengths: Shortest and longest initial length for "length", spread geometrically over the channels.
+        lengths: Shortest and longest initial length for "length", spread geometrically over the channels. By default from 0.5
+            to 16, but at most to half of `map_size`: a kernel as long as a small map leaves only its mean.
         length_unit: "px", positions of the map, or "map", the side of the map (the geometric mean of height and width).
         gate_init: Initial gate logit. Channels take turns in preferring one of the orders by this much; 0 = equal weights.
-        normalized_share: Share of the channels whose output is normalized to mean 0 and variance 1 over the map of every image.
-            They are spread evenly, so that normalized and other channels have all lengths.
+        normalized_share: Share of the channels whose output is normalized to variance 1 over the map of every image, around its
+            mean. They are spread evenly, so that normalized and other channels have all lengths.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
+        map_size: (H, W) of the maps that the layer is made for, which bounds the initial lengths; it takes maps of any size.
     """
 
     needs_frequency_embedding: Final = False
+    needs_map_size: Final = True
     no_decay: Final = ("theta", "gate_logits", "order_logits")
     scale_parameters: Final = ("theta",)
     spacing: float = 1.0  # distance of neighbouring positions, set by a backbone whose map is finer than usual
-    _observed: "Observed | None" = None  # means of predicted values, while `observe` is on
+    _observed: Observed | None = None  # means of predicted values, while `observe` is on
 
     def __init__(
         self,
@@ -133,11 +137,12 @@ class TailPropagation(nn.Module):
         scale_init: float | Sequence[float] = 0.02,
         scale_per_channel: bool = False,
         scale_mode: str = "softplus",
-        lengths: tuple[float, float] = (0.5, 16.0),
+        lengths: tuple[float, float] | None = None,
         length_unit: str = "px",
         gate_init: float = 0.0,
         normalized_share: float = 0.0,
         gate_reduction: int = 8,
+        map_size: tuple[int, int] | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -152,7 +157,8 @@ class TailPropagation(nn.Module):
         self.orders = checked_orders(orders)
         self.scale_init = _checked_scales(scale_init, self.orders)
         self.scale_mode, self.scale_per_channel = scale_mode, scale_per_channel or scale_mode == "length"
-        self.lengths, self.length_unit, self.gate_init = _checked_lengths(lengths), length_unit, gate_init
+        self.lengths = _default_lengths(map_size) if lengths is None else _checked_lengths(lengths)
+        self.length_unit, self.gate_init = length_unit, gate_init
 
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         num_orders, hidden = len(self.orders), max(1, dim // gate_reduction)
@@ -372,6 +378,10 @@ def _checked_share(share: float) -> float:
     if not 0 <= share <= 1:
         raise ValueError(f"normalized_share must be between 0 and 1, got {share}")
     return share
+
+
+def _default_lengths(map_size: tuple[int, int] | None) -> tuple[float, float]:
+    return 0.5, LONGEST if map_size is None else min(LONGEST, max(1.0, min(map_size) / 2))
 
 
 def _checked_lengths(lengths: tuple[float, float]) -> tuple[float, float]:

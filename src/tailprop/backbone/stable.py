@@ -62,12 +62,11 @@ def tail_propagate(
             channel is preserved exactly.
         orders: K numbers in (0, 2], or a tensor of shape (K,), (K, C) or (B, K, C) if they are learned.
         spacing: Distance of neighbouring positions in the unit of the scales; below 1 on a finer map.
-        normalized: 1 for channels whose result is normalized to mean 0 and variance 1 over the map of every image, 0 for the
-            others, (C,); none by default. A long kernel makes what it delivers weak: white noise by a factor of about 4 l for a
-            Gaussian of standard deviation l.
+        normalized: 1 for channels whose result is normalized to variance 1 over the map of every image, around its mean, 0 for
+            the others, (C,); none by default. A long kernel makes what it delivers weak: white noise by a factor of about 4 l
+            for a Gaussian of standard deviation l.
         kept: Responses of earlier calls, to be used while scales and orders are the same; only without gradients, and only
-        where
-            no orders are predicted for each image.
+            where no orders are predicted for each image.
 
     >>> photo = torch.rand(1, 64, 48, 3)
     >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
@@ -85,8 +84,11 @@ def tail_propagate(
         origin = [v for v in (mix.scales, *mix.orders, normalized) if isinstance(v, Tensor)]
         return Mixture(kept.terms(frequencies, spacing, origin, lambda: respond(frequencies).terms), mix.mixing_weights)
 
-    centred = x if normalized is None else x - normalized.to(x.dtype) * x.mean(_spatial(x), keepdim=True)
-    return spectral_filter(centred, respond if kept is None else recall, normalized)  # (B, H, W, C)
+    response = respond if kept is None else recall
+    if normalized is None:
+        return spectral_filter(x, response)  # (B, H, W, C)
+    mean = _mean_of_normalized(x, normalized)
+    return spectral_filter(x - mean, response, normalized) + mean
 
 
 def tail_propagate_by_place(
@@ -105,18 +107,18 @@ def tail_propagate_by_place(
     _check_map(x)
     shared = [1 / weights.shape[1]] * weights.shape[1]
     mix = Mix.of(x, scales, shared, orders, spacing)
-    centred = x if normalized is None else x - normalized.to(x.dtype) * x.mean(_spatial(x), keepdim=True)
+    mean = None if normalized is None else _mean_of_normalized(x, normalized)
 
     def respond(frequencies: Frequencies) -> list[Mixture]:
         alone = [Mixture((h,)) for h in mix.each_response(frequencies)]
         return alone if normalized is None else [_without_mean(h, frequencies, normalized) for h in alone]
 
     # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
-    *others, last = [branch.contiguous() for branch in spectral_branches(centred, respond)]
+    *others, last = [branch.contiguous() for branch in spectral_branches(x if mean is None else x - mean, respond)]
     y = last
     for k, branch in enumerate(others):
         y = torch.addcmul(y, weights[:, k].to(x.dtype), branch - last)
-    return y if normalized is None else y * normalizing_gain(y, normalized)  # (B, H, W, C)
+    return y if normalized is None or mean is None else y * normalizing_gain(y, normalized) + mean  # (B, H, W, C)
 
 
 def tail_propagate_reference(
@@ -156,9 +158,9 @@ def tail_propagate_reference(
             branch = torch.tensordot(branch, basis, dims=([axis], [0])).movedim(-1, axis)
         y = y + _over_map(shares[:, k], x.ndim - 2) * branch
     if normalized is not None:
-        deviations = y - y.mean(_spatial(y), keepdim=True)
-        rms = (deviations.square().mean(_spatial(y), keepdim=True) + 1 / MAX_GAIN**2).sqrt()
-        y = torch.where(normalized > 0, deviations / rms, y)
+        mean = y.mean(_spatial(y), keepdim=True)
+        rms = ((y - mean).square().mean(_spatial(y), keepdim=True) + 1 / MAX_GAIN**2).sqrt()
+        y = torch.where(normalized > 0, mean + (y - mean) / rms, y)
     return y.to(dtype)
 
 
@@ -223,10 +225,18 @@ class Mix(NamedTuple):
         return self.weights[:, :-1] if len(self.orders) > 1 else None
 
 
-def _without_mean(response: Mixture, frequencies: Frequencies, normalized: Tensor) -> Mixture:
-    """The response, but 0 at the frequency of the mean for normalized channels; there all terms after the first are 0 already.
+def _mean_of_normalized(x: Tensor, normalized: Tensor) -> Tensor:
+    """The mean of normalized channels, (B, 1, 1, C), 0 for the others.
 
-    Their mean is taken away from the map, too: in half precision a transform would leak it into other frequencies.
+    It goes around the transforms: half precision would leak it into other frequencies, where the gain is large.
+    """
+    return normalized.to(x.dtype) * x.mean(_spatial(x), keepdim=True)
+
+
+def _without_mean(response: Mixture, frequencies: Frequencies, normalized: Tensor) -> Mixture:
+    """The response, but 0 at the frequency of the mean for normalized channels, where a rounded mean may be left.
+
+    All terms after the first are 0 there already.
     """
     first, *others = response.terms
     is_mean = frequencies.squared() == 0
