@@ -17,6 +17,7 @@ import torch
 import torch.fx
 from torch import Tensor
 
+from . import tail_triton
 from .dct import MAX_GAIN, dct2, frequency_grid, idct2, normalizing_gain, spectral_filter
 
 __all__ = [
@@ -72,6 +73,12 @@ def tail_propagate(
     """
     _check_map(x)
     mix = Mix.of(x, scales, weights, orders, spacing)
+    if tail_triton.usable(x, normalized):
+        return tail_triton.propagate(x, mix, normalized, _by_products)
+    return _by_products(x, mix, normalized)
+
+
+def _by_products(x: Tensor, mix: "Mix", normalized: Tensor | None) -> Tensor:
     if normalized is None:
         return spectral_filter(x, lambda columns: mix.response(x, columns))  # (B, H, W, C)
     centred = x - normalized.to(x.dtype) * x.mean((1, 2), keepdim=True)
