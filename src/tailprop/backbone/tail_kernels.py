@@ -38,8 +38,10 @@ MAX_GAIN: Final = tl.constexpr(dct.MAX_GAIN)
 EXACT: Final = tl.constexpr("ieee")  # float32 is not rounded to TF32
 R: Final = tl.constexpr(16)  # the least that `tl.dot` takes
 
+UNSPECIALIZED: Final = ("height", "width", "mix_stride")  # else sizes that are multiples of 16 would be compiled again
 
-@triton.jit
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def forward_kernel(
     x_ptr,  # (B, H, W, C)
     y_ptr,  # (B, H, W, C)
@@ -78,7 +80,7 @@ def forward_kernel(
     _leave(v, y_ptr, d_h_ptr, b, c, height, width, channels, H, W, C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def backward_kernel(
     x_ptr,  # (B, H, W, C)
     dy_ptr,  # (B, H, W, C)

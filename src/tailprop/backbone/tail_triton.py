@@ -205,6 +205,7 @@ def _launch(name: str, maps: Sequence[Tensor], packed: Tensor, rest: _Rest, **co
             C=tile.channels,
             **constants,
             num_warps=WARPS,
+            num_stages=2,  # a strip is loaded while the one before it is multiplied
             enable_fp_fusion=True,
         )
 
