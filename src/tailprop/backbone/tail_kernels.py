@@ -24,6 +24,7 @@ over the map, a number for each image and channel: no atomics, so they are the s
 """
 
 import math
+import os
 from typing import Final
 
 import triton
@@ -35,7 +36,7 @@ __all__ = ["backward_kernel", "forward_kernel"]
 
 PI: Final = tl.constexpr(math.pi)
 MAX_GAIN: Final = tl.constexpr(dct.MAX_GAIN)
-EXACT: Final = tl.constexpr("ieee")  # float32 is not rounded to TF32
+INTERPRETED: Final = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 R: Final = tl.constexpr(16)  # the least that `tl.dot` takes
 
 UNSPECIALIZED: Final = ("height", "width", "mix_stride")  # else sizes that are multiples of 16 would be compiled again
@@ -69,12 +70,12 @@ def forward_kernel(
     for n in tl.range(0, width, R):
         d_w = _matrix(d_w_ptr, n, 0, width, R, W, C)
         rho = _squared_frequencies(n, height, width, spacing, H)
-        z = tl.dot(u, tl.permute(d_w, (0, 2, 1)), input_precision=EXACT)
+        z = _dot(u, tl.permute(d_w, (0, 2, 1)))
         z *= _response(rho, mix, c < channels, channels, K, ORDERS)
         if normalized_ptr is not None:
             z = tl.where(rho > 0, z, (1 - normalized) * z)
             squares += tl.sum(z * z, 2, keep_dims=True)
-        v = tl.dot(z.to(d_w.dtype), d_w, v, input_precision=EXACT)
+        v = _dot(z.to(d_w.dtype), d_w, v)
     if normalized_ptr is not None:
         v *= 1 + normalized * (_inverse_rms(squares, height * width) - 1)
     _leave(v, y_ptr, d_h_ptr, b, c, height, width, channels, H, W, C)
@@ -123,12 +124,12 @@ def backward_kernel(
         rho = _squared_frequencies(n, height, width, spacing, H)
         log_rho = tl.log(tl.where(rho > 0, rho, 1.0))
         response = _response(rho, mix, c < channels, channels, K, ORDERS)
-        x = tl.dot(u, tl.permute(d_w, (0, 2, 1)), input_precision=EXACT)
-        dz = tl.dot(du, tl.permute(d_w, (0, 2, 1)), input_precision=EXACT)
+        x = _dot(u, tl.permute(d_w, (0, 2, 1)))
+        dz = _dot(du, tl.permute(d_w, (0, 2, 1)))
         if normalized_ptr is not None:
             dz = gain * dz - along * x * response
             dz = tl.where(rho > 0, dz, (1 - normalized) * dz)  # dx has no mean then, as if it were centred like x
-        v = tl.dot((dz * response).to(d_w.dtype), d_w, v, input_precision=EXACT)
+        v = _dot((dz * response).to(d_w.dtype), d_w, v)
 
         p = x * dz
         last, _ = _one_response(K - 1, rho, mix, c < channels, channels, K, ORDERS)
@@ -182,6 +183,14 @@ def _matrix(ptr, m, i, n, M: tl.constexpr, N: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def _dot(a, b, sum_so_far=None):
+    """Batched products in float32, exactly: not in TF32."""
+    if INTERPRETED:  # the interpreter would multiply the bits of bfloat16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, sum_so_far, input_precision="ieee")
+
+
+@triton.jit
 def _enter(
     x_ptr,
     d_h_ptr,
@@ -211,7 +220,7 @@ def _enter(
         d_h = _matrix(d_h_ptr, 0, i, height, H, R, C)
         if CENTRED:
             x = tl.where(inside, x.to(tl.float32) - mean, 0.0).to(d_h.dtype)
-        u = tl.dot(d_h, x, u, input_precision=EXACT)
+        u = _dot(d_h, x, u)
     return u.to(d_h_ptr.dtype.element_ty)
 
 
@@ -234,7 +243,7 @@ def _leave(
     for i in tl.range(0, height, R):
         at, inside = _rows(i, b, c, height, width, channels, W)
         d_h = _matrix(d_h_ptr, 0, i, height, H, R, C)
-        y = tl.dot(tl.permute(d_h, (0, 2, 1)), v, input_precision=EXACT)
+        y = _dot(tl.permute(d_h, (0, 2, 1)), v)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -297,10 +306,10 @@ def _normalization(
     for n in tl.range(0, width, R):
         d_w = _matrix(d_w_ptr, n, 0, width, R, W, C)
         rho = _squared_frequencies(n, height, width, spacing, H)
-        z = tl.dot(u, tl.permute(d_w, (0, 2, 1)), input_precision=EXACT)
+        z = _dot(u, tl.permute(d_w, (0, 2, 1)))
         z *= _response(rho, mix, c < channels, channels, K, ORDERS)
         z = tl.where(rho > 0, z, (1 - normalized) * z)
-        dy = tl.dot(du, tl.permute(d_w, (0, 2, 1)), input_precision=EXACT)
+        dy = _dot(du, tl.permute(d_w, (0, 2, 1)))
         squares += tl.sum(z * z, 2, keep_dims=True)
         products += tl.sum(z * dy, 2, keep_dims=True)
     inverse = _inverse_rms(squares, height * width)

@@ -3,8 +3,10 @@
 Shapes: B batch, H height, W width, C channels, K orders in the mix, P parameters of an order.
 
 The matrix products of `dct` write the map to memory after each of four products and after the response. Here one launch reads
-the map and writes the result; `tail_kernels` says how. A program holds two tiles, U and V, of at most 4096 values in float32 and
-16384 in bfloat16: one or four channels of a 64x64 map, 16 of a 16x16 map. That is 16 or 64 values of each in a thread.
+the map and writes the result; `tail_kernels` says how. A program holds two tiles, U and V, of at most 4096 values in float32
+and 16384 in bfloat16: one or four channels of a 64x64 map, 16 of a 16x16 map. That is 16 or 64 values of each in a thread. A
+GPU of compute capability 8.0 or newer has registers for that, and 99 KB of shared memory for a program, of which the products
+need up to 96 (normalized channels, learned orders) and mostly 9 to 74.
 
 The kernels agree with the reference in Triton's interpreter, and they compile for GPUs, but nobody has timed them on one. So
 the switch is off until someone turns it on: `TAILPROP_KERNEL=triton` in the environment, or `with tail_kernel("triton")`. Maps
@@ -77,14 +79,14 @@ def usable(x: Tensor, normalized: Tensor | None = None) -> bool:
     It takes maps on a GPU (in Triton's interpreter also on a CPU) in float32 or bfloat16, with sides up to 64. While a graph is
     captured, under torch.func and with forward gradients the products are used.
     """
-    if chosen_kernel() == "products" or _failures or x.ndim != 4 or is_captured(x) or not (x.is_cuda or _is_interpreted()):
+    if chosen_kernel() == "products" or _failures or x.ndim != 4 or is_captured(x) or not _may_run_on(x.device):
         return False
     if x.numel() == 0 or max(x.shape[1:3]) > LARGEST_SIDE or _compute_dtype(x) not in TILE_VALUES:
         return False
     if type(x) not in (Tensor, torch.nn.Parameter) or (normalized is not None and normalized.requires_grad):
         return False
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return not is_transformed and _is_supported(x.device) and _kernels() is not None
+    return not is_transformed and _kernels() is not None
 
 
 def propagate(x: Tensor, mix: "Mix", normalized: Tensor | None, products: Products) -> Tensor:
@@ -225,14 +227,16 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
 
 
-def _is_interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
+def _may_run_on(device: torch.device) -> bool:
+    if device.type == "cpu":
+        return os.environ.get("TRITON_INTERPRET") == "1"
+    return device.type == "cuda" and _has_capability(device)
 
 
 @lru_cache
-def _is_supported(device: torch.device) -> bool:
+def _has_capability(device: torch.device) -> bool:
     """Whether a GPU has bfloat16 products and 99 KB of shared memory for a program."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @lru_cache
