@@ -79,7 +79,7 @@ def usable(x: Tensor, normalized: Tensor | None = None) -> bool:
     It takes maps on a GPU (in Triton's interpreter also on a CPU) in float32 or bfloat16, with sides up to 64. While a graph is
     captured, under torch.func and with forward gradients the products are used.
     """
-    if chosen_kernel() == "products" or _failures or x.ndim != 4 or is_captured(x) or not _may_run_on(x.device):
+    if is_captured(x) or chosen_kernel() == "products" or _failures or x.ndim != 4 or not _may_run_on(x.device):
         return False
     if x.numel() == 0 or max(x.shape[1:3]) > LARGEST_SIDE or _compute_dtype(x) not in TILE_VALUES:
         return False
