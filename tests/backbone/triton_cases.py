@@ -179,6 +179,17 @@ def test_kernel_that_cannot_be_built(broken: str, monkeypatch: pytest.MonkeyPatc
         assert not usable(x)
 
 
+@pytest.mark.parametrize("shape", [(3, 2, 4), (2, 2, 5), (2, 2, 3)])
+def test_wrong_shapes_are_errors(shape: tuple[int, ...]) -> None:
+    x = torch.randn(2, 5, 4, 4)
+    with tail_kernel("triton"):
+        with pytest.raises(RuntimeError, match="must match"):
+            tail_propagate(x, SCALES, torch.full(shape, 0.5))
+        with pytest.raises(RuntimeError, match="must match"):
+            tail_propagate(x, SCALES, normalized=torch.ones(shape[-1] + 2))
+        assert usable(x)
+
+
 def test_out_of_memory_is_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: Any, **_constants: int) -> None:
         raise torch.OutOfMemoryError("no memory")

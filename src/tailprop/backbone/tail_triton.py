@@ -8,7 +8,7 @@ and 16384 in bfloat16: one or four channels of a 64x64 map, 16 of a 16x16 map. T
 GPU of compute capability 8.0 or newer has registers for that, and 99 KB of shared memory for a program, of which the products
 need up to 96 (normalized channels, learned orders) and mostly 9 to 74.
 
-The kernels agree with the reference in Triton's interpreter, and they compile for GPUs, but nobody has timed them on one. So
+The kernels agree with the reference in Triton's interpreter, and they compile for GPUs, but nobody has run them on one. So
 the switch is off until someone turns it on: `TAILPROP_KERNEL=triton` in the environment, or `with tail_kernel("triton")`. Maps
 that a kernel does not take, second derivatives, and all maps where a kernel cannot be built, are computed by the products.
 """
@@ -98,11 +98,14 @@ def propagate(x: Tensor, mix: "Mix", normalized: Tensor | None, products: Produc
         normalized: 1 for normalized channels, else 0, (C,).
         products: The same operator by products, for second derivatives and where a kernel cannot be built.
     """
-    x = x.to(_compute_dtype(x))
     learned = [order for order in mix.orders if isinstance(order, Tensor)]
     orders = torch.stack(learned, dim=1) if learned else None  # (B or 1, K, C or 1)
+    packed = _pack(x, [mix.scales[None], mix.weights] + ([] if orders is None else [orders]))  # checks their shapes, too
+    mask = None if normalized is None else normalized.expand(x.shape[-1]).contiguous()
+    rest = _Rest(mix, packed, mask, products)
+    x = x.to(_compute_dtype(x))
     try:
-        return _TailPropagate.apply(x, mix.scales, mix.weights, orders, _Rest(mix, normalized, products))
+        return _TailPropagate.apply(x, mix.scales, mix.weights, orders, rest)
     except Exception as error:
         _give_up(error)
         return products(x, mix, normalized)
@@ -126,6 +129,7 @@ class _Rest(NamedTuple):
     """Arguments without gradients."""
 
     mix: "Mix"  # for its spacing, and for its orders if they are numbers
+    packed: Tensor  # its scales, weights and learned orders
     normalized: Tensor | None
     products: Products
 
@@ -135,28 +139,28 @@ class _TailPropagate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scales: Tensor, weights: Tensor, orders: Tensor | None, rest: _Rest) -> Tensor:
-        x, packed = x.contiguous(), _pack(scales, weights, orders, x.shape[-1])
+        x = x.contiguous()
         y = torch.empty_like(x)
-        _launch("forward_kernel", (x, y), packed, rest)
-        ctx.save_for_backward(x, scales, weights, orders, packed)
+        _launch("forward_kernel", (x, y), rest)
+        ctx.save_for_backward(x, scales, weights, orders)
         ctx.rest = rest
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, packed = ctx.saved_tensors
+        inputs = ctx.saved_tensors
         if not torch.is_grad_enabled():  # it is if these gradients will be differentiated again
             try:
-                return *_gradients(inputs, packed, dy, ctx.rest), None
+                return *_gradients(inputs, dy, ctx.rest), None
             except Exception as error:
                 _give_up(error)
         return *_gradients_by_products(inputs, ctx.needs_input_grad, dy, ctx.rest), None
 
 
-def _gradients(inputs: Sequence[Tensor], packed: Tensor, dy: Tensor, rest: _Rest) -> Gradients:
+def _gradients(inputs: Sequence[Tensor], dy: Tensor, rest: _Rest) -> Gradients:
     x, scales, weights, orders = inputs
-    dx, grads = torch.empty_like(x), packed.new_empty(len(x), *packed.shape[1:])  # (B, P, K, C)
-    _launch("backward_kernel", (x, dy.contiguous(), dx, grads), packed, rest, SLOTS=_power_of_two(len(scales)))
+    dx, grads = torch.empty_like(x), rest.packed.new_empty(len(x), *rest.packed.shape[1:])  # (B, P, K, C)
+    _launch("backward_kernel", (x, dy.contiguous(), dx, grads), rest, SLOTS=_power_of_two(len(scales)))
     of_orders = None if orders is None else grads[:, 2].sum_to_size(orders.shape)
     return dx, grads[:, 0].sum(0).sum_to_size(scales.shape), grads[:, 1].sum_to_size(weights.shape), of_orders
 
@@ -175,16 +179,16 @@ def _gradients_by_products(inputs: Sequence[Tensor], needed: Sequence[bool], dy:
     return [next(grads) if is_needed else None for _, is_needed in zip(views, needed, strict=False)]
 
 
-def _pack(scales: Tensor, weights: Tensor, orders: Tensor | None, c: int) -> Tensor:
-    """Scales, weights and learned orders as one tensor, (B or 1, P, K, C)."""
-    parameters = [scales[None], weights] + ([] if orders is None else [orders])
-    b, k = max(map(len, parameters)), len(scales)
-    return torch.stack([p.expand(b, k, c) for p in parameters], dim=1)
+@torch.no_grad()
+def _pack(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Scales, weights and learned orders, each (B or 1, K, C or 1), as one tensor (B or 1, P, K, C)."""
+    b = len(x) if any(len(p) > 1 for p in parameters) else 1
+    return torch.stack([p.expand(b, -1, x.shape[-1]) for p in parameters], dim=1)
 
 
-def _launch(name: str, maps: Sequence[Tensor], packed: Tensor, rest: _Rest, **constants: int) -> None:
+def _launch(name: str, maps: Sequence[Tensor], rest: _Rest, **constants: int) -> None:
     """Run a kernel on maps, the first of which is the input: a program for each image and every few channels."""
-    x, (num_packed, _, num_orders, _) = maps[0], packed.shape
+    x, packed = maps[0], rest.packed
     b, h, w, c = x.shape
     tile = Tile.of(h, w, c, x.dtype)
     kernel = getattr(_kernels(), name)
@@ -194,13 +198,13 @@ def _launch(name: str, maps: Sequence[Tensor], packed: Tensor, rest: _Rest, **co
             dct_basis(h, x),
             dct_basis(w, x),
             packed,
-            None if rest.normalized is None else rest.normalized.contiguous(),
+            rest.normalized,
             h,
             w,
             c,
-            packed.stride(0) if num_packed > 1 else 0,
+            packed.stride(0) if len(packed) > 1 else 0,
             float(rest.mix.spacing),
-            K=num_orders,
+            K=packed.shape[2],
             ORDERS=tuple(order for order in rest.mix.orders if not isinstance(order, Tensor)) or None,
             H=tile.height,
             W=tile.width,
