@@ -5,8 +5,8 @@ Shapes: B batch, H height, W width, C channels, K orders in the mix, P parameter
 The matrix products of `dct` write the map to memory after each of four products and after the response. Here one launch reads
 the map and writes the result; `tail_kernels` says how. A program holds two tiles, U and V, of at most 4096 values in float32
 and 16384 in bfloat16: one or four channels of a 64x64 map, 16 of a 16x16 map. That is 16 or 64 values of each in a thread.
-Compiled for compute capability 8.0, the kernels take up to 72 KB of shared memory, of 99 or more there, and fit the 255 registers
-of a thread. Learned orders and normalized channels on maps of 32x64 spill most: 348 bytes of a thread.
+Compiled for compute capability 8.0, the kernels take up to 72 KB of shared memory, of 99 or more there, and fit the 255
+registers of a thread. Learned orders with normalized channels on maps of 32x64 spill most: 348 bytes of a thread.
 
 The kernels agree with the reference in Triton's interpreter, and they compile for GPUs, but nobody has run them on one. So
 the switch is off until someone turns it on: `TAILPROP_KERNEL=triton` in the environment, or `with tail_kernel("triton")`. Maps
