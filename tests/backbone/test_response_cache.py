@@ -16,7 +16,7 @@ DIM = 4
 
 
 def build(**settings: object) -> TailPropagation:
-    return TailPropagation(DIM, **{**dict(scale_init=1.0), **settings}).eval()  # type: ignore[arg-type]
+    return TailPropagation(DIM, **{**dict(scale_init=1.0), **settings}).eval()
 
 
 def output(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 import torch.fx
 from torch import Tensor
 
+from . import tail_triton
 from .dct import MAX_GAIN, Frequencies, Mixture, normalizing_gain, spectral_branches, spectral_filter
 from .response_cache import ResponseCache
 
@@ -74,6 +75,17 @@ def tail_propagate(
     """
     _check_map(x)
     mix = Mix.of(x, scales, weights, orders, spacing)
+    mean = None if normalized is None else _mean_of_normalized(x, normalized)
+    deviations = x if mean is None else x - mean
+    if tail_triton.usable(deviations, normalized):
+        y = tail_triton.propagate(deviations, mix, normalized, _by_products)
+    else:
+        y = _by_products(deviations, mix, normalized, kept)
+    return y if mean is None else y + mean  # (B, H, W, C)
+
+
+def _by_products(x: Tensor, mix: "Mix", normalized: Tensor | None, kept: ResponseCache | None = None) -> Tensor:
+    """The operator by matrix products, on a map whose normalized channels have no mean."""
 
     def respond(frequencies: Frequencies) -> Mixture:
         mixture = mix.mixture(frequencies)
@@ -82,13 +94,9 @@ def tail_propagate(
     def recall(frequencies: Frequencies) -> Mixture:
         assert kept is not None
         origin = [v for v in (mix.scales, *mix.orders, normalized) if isinstance(v, Tensor)]
-        return Mixture(kept.terms(frequencies, spacing, origin, lambda: respond(frequencies).terms), mix.mixing_weights)
+        return Mixture(kept.terms(frequencies, mix.spacing, origin, lambda: respond(frequencies).terms), mix.mixing_weights)
 
-    response = respond if kept is None else recall
-    if normalized is None:
-        return spectral_filter(x, response)  # (B, H, W, C)
-    mean = _mean_of_normalized(x, normalized)
-    return spectral_filter(x - mean, response, normalized) + mean
+    return spectral_filter(x, respond if kept is None else recall, normalized)
 
 
 def tail_propagate_by_place(
