@@ -81,7 +81,8 @@ def tail_propagate(
         y = tail_triton.propagate(deviations, mix, normalized, _by_products)
     else:
         y = _by_products(deviations, mix, normalized, kept)
-    return y if mean is None else y + mean  # (B, H, W, C)
+    # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
+    return y if mean is None else y.contiguous() + mean  # (B, H, W, C)
 
 
 def _by_products(x: Tensor, mix: "Mix", normalized: Tensor | None, kept: ResponseCache | None = None) -> Tensor:
@@ -121,7 +122,7 @@ def tail_propagate_by_place(
         alone = [Mixture((h,)) for h in mix.each_response(frequencies)]
         return alone if normalized is None else [_without_mean(h, frequencies, normalized) for h in alone]
 
-    # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
+    # contiguous for the same reason as above
     *others, last = [branch.contiguous() for branch in spectral_branches(x if mean is None else x - mean, respond)]
     y = last
     for k, branch in enumerate(others):
