@@ -83,7 +83,7 @@ def tail_propagate(
     def recall(frequencies: Frequencies) -> Mixture:
         assert kept is not None
         origin = [v for v in (mix.scales, *mix.orders, normalized) if isinstance(v, Tensor)]
-        return Mixture(kept.terms(frequencies, spacing, origin, lambda: respond(frequencies).terms), mix.mixing_weights)
+        return Mixture(kept.terms(frequencies, spacing, origin, lambda f: respond(f).terms), mix.mixing_weights)
 
     centred = x if normalized is None else x - normalized.to(x.dtype) * x.mean(_spatial(x), keepdim=True)
     return spectral_filter(centred, respond if kept is None else recall, normalized)  # (B, H, W, C)
