@@ -5,6 +5,7 @@ with a copy of the few numbers that it was made from, and made again when these 
 `load_state_dict`, an edit in place, even through `.data`, which no version counter of PyTorch records.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -17,7 +18,7 @@ from .response import Frequencies
 __all__ = ["ResponseCache"]
 
 _SIZES: Final = 8  # of maps; a detector sees images of every shape
-_VALUES: Final = 1 << 20  # of the terms of one size; a larger map takes long beside its response
+_VALUES: Final = 1 << 20  # of a term; a larger map takes long beside its response
 
 
 class ResponseCache:
@@ -41,11 +42,26 @@ class ResponseCache:
         self._origin = []
 
     def terms(
-        self, frequencies: Frequencies, spacing: float, origin: Sequence[Tensor], make: Callable[[], tuple[Tensor, ...]]
+        self,
+        frequencies: Frequencies,
+        spacing: float,
+        origin: Sequence[Tensor],
+        make: Callable[[Frequencies], tuple[Tensor, ...]],
     ) -> tuple[Tensor, ...]:
-        """The terms that `make` returns, which depend on the frequencies, the spacing and the tensors in `origin`."""
-        if frequencies.columns != slice(None):
-            return make()
+        """The terms that `make` returns, from frequencies, spacing and the tensors in `origin`, (.., C or 1)."""
+        channels = max(v.shape[-1] for v in origin)
+        if math.prod(frequencies.sizes) * channels > _VALUES:
+            return make(frequencies)
+        whole = self._whole(frequencies._replace(columns=slice(None)), spacing, origin, make)
+        return whole if frequencies.columns == slice(None) else tuple(t[:, :, frequencies.columns] for t in whole)
+
+    def _whole(
+        self,
+        frequencies: Frequencies,
+        spacing: float,
+        origin: Sequence[Tensor],
+        make: Callable[[Frequencies], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, ...]:
         if not self._is_from(origin):
             self.clear()
             self._origin = [v.clone() for v in origin]
@@ -54,11 +70,9 @@ class ResponseCache:
         if key in self._terms:
             self._terms.move_to_end(key)
             return self._terms[key]
-        made = make()
-        if sum(t.numel() for t in made) <= _VALUES:
-            self._terms[key] = made
-            while len(self._terms) > _SIZES:
-                self._terms.popitem(last=False)
+        self._terms[key] = made = make(frequencies)
+        while len(self._terms) > _SIZES:
+            self._terms.popitem(last=False)
         return made
 
     def _is_from(self, origin: Sequence[Tensor]) -> bool:

@@ -95,7 +95,7 @@ def _by_products(x: Tensor, mix: "Mix", normalized: Tensor | None, kept: Respons
     def recall(frequencies: Frequencies) -> Mixture:
         assert kept is not None
         origin = [v for v in (mix.scales, *mix.orders, normalized) if isinstance(v, Tensor)]
-        return Mixture(kept.terms(frequencies, mix.spacing, origin, lambda: respond(frequencies).terms), mix.mixing_weights)
+        return Mixture(kept.terms(frequencies, mix.spacing, origin, lambda f: respond(f).terms), mix.mixing_weights)
 
     return spectral_filter(x, respond if kept is None else recall, normalized)
 
