@@ -52,6 +52,7 @@ COMMANDS = {
         "draw the paper's figures from any checkpoint: receptive fields, gates, responses, complexity",
     ),
     "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks at equal training time"),
+    "video": ("tailprop.studies.video", "Video", "train a small video classifier: the operator over time, height and width"),
 }
 
 

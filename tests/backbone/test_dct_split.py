@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tailprop import dct, idct
-from tailprop.backbone import dct as spectral
+from tailprop.backbone import dct_route
 from tailprop.backbone.dct import dct_basis, spectral_filter
+from tailprop.backbone.dct_product import transform
 from tailprop.backbone.dct_route import COSTS, choose_pieces
 from tailprop.backbone.dct_split import FFT, PRODUCT, axis_of, frequency_order, multiply_adds, splits_of
 from tailprop.backbone.response import Mixture
@@ -75,14 +76,14 @@ def small_filter(x: Tensor, weights: Tensor, *terms: Tensor) -> Tensor:
 @pytest.mark.parametrize("channels", [1, 2])
 def test_gradients_of_every_way(sides: tuple[int, ...], pieces: int, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of terms that all channels share, whose products are fused, and of terms for each channel."""
-    monkeypatch.setattr(spectral, "choose_pieces", lambda n, *_: pieces if n > 3 else PRODUCT)
+    monkeypatch.setattr(dct_route, "_forced", lambda n: pieces if n > 3 else PRODUCT)
     x = torch.randn(2, *sides, 2, dtype=torch.float64, requires_grad=True)
     weights = torch.rand(2, 1, 2, dtype=torch.float64, requires_grad=True)
     terms = [torch.rand(*sides, channels, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     assert torch.autograd.gradcheck(small_filter, (x, weights, *terms), fast_mode=True)
     assert torch.autograd.gradgradcheck(small_filter, (x, weights, *terms), fast_mode=True)
     assert torch.autograd.gradgradcheck(dct, x, fast_mode=True)
-    plain = spectral.transform(spectral.transform(x, len(sides)) * mixed(weights, terms), len(sides), inverse=True)
+    plain = transform(transform(x, len(sides)) * mixed(weights, terms), len(sides), inverse=True)
     torch.testing.assert_close(small_filter(x, weights, *terms), plain, rtol=0, atol=1e-12)
 
 

@@ -135,7 +135,8 @@ def normalizing_gain(x: Tensor, normalized: Tensor) -> Tensor:
     drop the addition of so small a number.
     """
     spatial = tuple(range(1, x.ndim - 1))
-    mean_square = x.to(torch.promote_types(x.dtype, torch.float32)).square().mean(spatial, keepdim=True)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    mean_square = (wide * wide).mean(spatial, keepdim=True)  # the gradient of a square would copy the map
     inverse_rms = MAX_GAIN * torch.rsqrt(1 + MAX_GAIN**2 * mean_square)
     return (1 + normalized * (inverse_rms - 1)).to(x.dtype)
 

@@ -92,8 +92,7 @@ class _FilteredInverse(torch.autograd.Function):
         flat = coefficients.flatten(1, -2)  # (n_1, R, C)
         rows = flat.new_empty(flat.shape[1], flat.shape[0], flat.shape[2])
         for columns, part in _column_strips(shape, flat):
-            strip = flat[:, part].clone(memory_format=torch.contiguous_format)
-            StripResponse(response.at(columns), shape).apply(strip)
+            strip = StripResponse(response.at(columns), shape).applied(flat[:, part])
             axes[0].inverse(strip, rows[part], _scratch(strip))
         return _after_first_step(rows, shape, axes)
 
@@ -163,18 +162,19 @@ def _inverse_step(axis: Axis, x: Tensor) -> Tensor:  # (N, R, C) -> (R, N, C)
 
 def _column_strips(shape: torch.Size, like: Tensor) -> Iterator[tuple[slice, slice]]:
     """Slices of the second axis of coefficients, and of the merged rows they stand for. A signal has one strip."""
-    if len(shape) == 3:
-        yield _ALL, slice(0, shape[1])
-        return
+    rows = math.prod(shape[1:-1])
     each = math.prod(shape[2:-1])
-    for columns in _strips(shape[1], shape[0] * each * shape[-1], like):
-        yield columns, slice(columns.start * each, columns.stop * each)
+    strips = _strips(shape[1], shape[0] * each * shape[-1], like) if len(shape) > 3 else []
+    if len(strips) < 2:
+        yield _ALL, slice(0, rows)
+    else:
+        yield from ((columns, slice(columns.start * each, columns.stop * each)) for columns in strips)
 
 
 def _strips(count: int, numel: int, like: Tensor) -> list[slice]:
     """Slices of an axis of `count` entries with `numel` values each: on a CPU of about `STRIP_BYTES`."""
-    each = count if like.device.type != "cpu" else STRIP_BYTES // max(1, numel * like.element_size())
-    each = max(1, each)
+    strips = math.ceil(count * numel * like.element_size() / STRIP_BYTES) if like.device.type == "cpu" else 1
+    each = math.ceil(count / max(1, strips))  # strips of one size
     return [slice(first, min(first + each, count)) for first in range(0, count, each)]
 
 

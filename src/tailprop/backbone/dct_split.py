@@ -20,6 +20,7 @@ any case; then every product is one of large matrices.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,40 +48,37 @@ class Axis:
         """Coefficients of x, (R, N, C), into `out`, (N, R, C), whose rows may be strided; scratch is (2, N, R, C)."""
         if not self.blocks:
             out.copy_(dct_fft(x, 1).transpose(0, 1))
-            return
-        rows = self._gather(x, scratch)
-        columns, first = out.flatten(1), 0
-        for block in self.blocks:
-            until = first + block.shape[0] * block.shape[1]
-            _multiply(block, rows[first:until], columns[first:until])
-            first = until
+        elif self.order is None or self.fold is None:
+            # A batch of products whose results have the rows of `out` in place: no transposed copy.
+            torch.bmm(self.blocks[0].expand(len(x), -1, -1), x, out=out.transpose(0, 1))
+        else:
+            torch.index_select(x.transpose(0, 1), 0, self.order, out=scratch[0])
+            rows = _folded(self.fold, scratch[0].flatten(1), scratch[1].flatten(1))
+            self._multiply(self.blocks, rows, out.flatten(1))
 
     def inverse(self, x: Tensor, out: Tensor, scratch: Tensor) -> None:
         """The map of coefficients x, (N, R, C), whose rows may be strided, into `out`, (R, N, C)."""
         if not self.blocks:
             out.copy_(idct_fft(x, 0).transpose(0, 1))
-            return
-        columns, rows, first = x.flatten(1), scratch[0].flatten(1), 0
-        for block in self.blocks:
+        elif self.back is None or self.fold is None:
+            torch.bmm(self.blocks[0].mT.expand(len(out), -1, -1), x.transpose(0, 1), out=out)
+        else:
+            self._multiply([block.mT for block in self.blocks], x.flatten(1), scratch[0].flatten(1))
+            rows = _folded(self.fold.mT, scratch[0].flatten(1), scratch[1].flatten(1))
+            torch.index_select(rows.view_as(scratch[0]), 0, self.back, out=out.transpose(0, 1))
+
+    @staticmethod
+    def _multiply(blocks: Sequence[Tensor], x: Tensor, out: Tensor) -> None:
+        """Blocks with their rows of x, (N, R*C), into those of out."""
+        first = 0
+        for block in blocks:
             until = first + block.shape[0] * block.shape[1]
-            _multiply(block.mT, columns[first:until], rows[first:until])
+            if len(block) == 1:
+                torch.mm(block[0], x[first:until], out=out[first:until])
+            else:
+                shape = block.shape[:2]
+                torch.bmm(block, x[first:until].unflatten(0, shape), out=out[first:until].unflatten(0, shape))
             first = until
-        self._scatter(scratch, out)
-
-    def _gather(self, x: Tensor, scratch: Tensor) -> Tensor:
-        """The folded pieces, (N, R*C)."""
-        if self.order is None or self.fold is None:
-            return scratch[0].copy_(x.transpose(0, 1)).flatten(1)
-        torch.index_select(x.transpose(0, 1), 0, self.order, out=scratch[0])
-        return _folded(self.fold, scratch[0].flatten(1), scratch[1].flatten(1))
-
-    def _scatter(self, scratch: Tensor, out: Tensor) -> None:
-        """From the folded pieces in the first of the two maps."""
-        if self.back is None or self.fold is None:
-            out.copy_(scratch[0].transpose(0, 1))
-            return
-        rows = _folded(self.fold.mT, scratch[0].flatten(1), scratch[1].flatten(1))
-        torch.index_select(rows.view_as(scratch[0]), 0, self.back, out=out.transpose(0, 1))
 
 
 def axis_of(n: int, pieces: int, like: Tensor) -> Axis:
@@ -112,15 +110,6 @@ def _folded(fold: Tensor, rows: Tensor, out: Tensor) -> Tensor:
     if count < len(rows):
         out[count:] = rows[count:]
     return out
-
-
-def _multiply(blocks: Tensor, x: Tensor, out: Tensor) -> None:
-    """Each block, (g, s, s), with its rows of x, (g*s, R*C), into those of out."""
-    if len(blocks) == 1:
-        torch.mm(blocks[0], x, out=out)
-    else:
-        shape = blocks.shape[:2]
-        torch.bmm(blocks, x.unflatten(0, shape), out=out.unflatten(0, shape))
 
 
 @lru_cache(256)

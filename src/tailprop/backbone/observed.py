@@ -1,8 +1,11 @@
-"""Means over images of the weights and orders that a layer predicts, for logs and figures."""
+"""Means of what layers predict from their input, gathered over the images of an evaluation.
+
+Shapes: B batch, K orders in the mix, C channels.
+"""
 
 from torch import Tensor
 
-__all__ = ["Observed"]
+__all__ = ["Mean", "Observed"]
 
 
 class Mean:

@@ -13,7 +13,7 @@ settings; the seven variants of the paper's ablation are rows of `VARIANTS`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import torch.fx
@@ -23,7 +23,10 @@ from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
 from .dct import Frequencies, dct, normalizing_gain
+from .layers import is_captured
 from .observed import Observed
+from .response import is_plain
+from .response_cache import ResponseCache
 from .stable import (
     Mix,
     at_least_float32,
@@ -51,6 +54,7 @@ SCALE_MODES: Final = ("softplus", "length")
 LENGTH_UNITS: Final = ("px", "map")
 ORDER_MODES: Final = ("fixed", "learned", "content")
 LONGEST: Final = 16.0  # initial length by default, in positions
+LEAST_NORMALIZED: Final = 16  # side of a map; over a few positions, what is left of a variance is noise
 SCALE_OFFSET: Final = 1e-4  # keeps k positive where softplus underflows
 
 for _leaf in ("tail_propagate", "tail_propagate_by_place"):  # leaf functions for symbolic tracing: inside, sizes are numbers
@@ -113,9 +117,10 @@ class TailPropagation(nn.Module):
         length_unit: "px", positions of the map, or "map", the side of the map (the geometric mean of height and width).
         gate_init: Initial gate logit. Channels take turns in preferring one of the orders by this much; 0 = equal weights.
         normalized_share: Share of the channels whose output is normalized to variance 1 over the map of every image, around its
-            mean. They are spread evenly, so that normalized and other channels have all lengths.
+            mean. They are spread evenly, so that normalized and other channels have all lengths. None of them are where
+            `map_size` is below 16.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
-        map_size: (H, W) of the maps that the layer is made for, which bounds the initial lengths; it takes maps of any size.
+        map_size: (H, W) of the maps that the layer is made for, which decides on lengths and normalization; it takes any size.
     """
 
     needs_frequency_embedding: Final = False
@@ -167,8 +172,11 @@ class TailPropagation(nn.Module):
         self.order_logits = nn.Parameter(torch.empty(num_orders, 1, **dd)) if order_mode == "learned" else None
         self.order_mlp = PooledMLP(dim, hidden, num_orders, **dd) if order_mode == "content" else None
         self.normalized_share = _checked_share(normalized_share)
-        self.normalized: Tensor | None  # (C,): 1 where a channel is normalized
-        self.register_buffer("normalized", torch.empty(dim, **dd) if normalized_share else None, persistent=False)
+        if map_size is not None and min(map_size) < LEAST_NORMALIZED:
+            self.normalized_share = 0.0
+        self.normalized: Tensor | None  # (C,): 1 where a channel is normalized; saved, because it may depend on map_size
+        self.register_buffer("normalized", torch.empty(dim, **dd) if normalized_share else None)
+        self._responses = ResponseCache()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -238,7 +246,17 @@ class TailPropagation(nn.Module):
             self._observed.add(weights, orders)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
             return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.normalized)
-        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalized)
+        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalized, self._kept_responses(x))
+
+    def _kept_responses(self, x: Tensor) -> ResponseCache | None:
+        """The cache, where responses may be kept: without learning, and where they are the same for all images."""
+        if self.training or self.order_mlp is not None or is_captured(x) or torch.is_grad_enabled() or not is_plain(x):
+            return None
+        return self._responses if x.device.type == "cpu" else None  # on a GPU the comparison would synchronize
+
+    def train(self, mode: bool = True) -> Self:
+        self._responses.clear()
+        return super().train(mode)
 
     def observe(self, on: bool) -> None:
         """Start to keep the means of weights and orders that are predicted from the input, or forget them."""

@@ -111,10 +111,18 @@ class StripResponse:
             weights = mixture.weights.expand(shape[-2], -1, shape[-1]).transpose(0, 1).flatten(1)
             self.factors = terms, torch.cat([torch.ones_like(weights[:1]), weights])  # (J, BC)
 
+    def applied(self, strip: Tensor) -> Tensor:
+        """R * strip, contiguous."""
+        if self.factors is not None:
+            return self._mixed(*self.factors).view(strip.shape).mul_(strip)
+        out = strip.new_empty(strip.shape)
+        torch.mul(self._spread(strip), self.mixture.whole(), out=self._spread(out))
+        return out
+
     def apply(self, strip: Tensor) -> None:
         """R * strip, in place."""
         if self.factors is not None:
-            strip.mul_(torch.mm(*self.factors).view(strip.shape))
+            strip.mul_(self._mixed(*self.factors).view(strip.shape))
         else:
             self._spread(strip).mul_(self.mixture.whole())
 
@@ -138,6 +146,10 @@ class StripResponse:
         assert grads.weights is not None
         of_weights = (terms[:, 1:].T @ flat).unflatten(1, (-1, product.shape[-1])).transpose(0, 1)  # (B, J - 1, C)
         grads.weights.add_(of_weights.sum_to_size(grads.weights.shape))
+
+    @staticmethod
+    def _mixed(terms: Tensor, weights: Tensor) -> Tensor:
+        return torch.mm(terms, weights, out=terms.new_empty(len(terms), weights.shape[1]))  # autocast leaves `out` alone
 
     def _spread(self, strip: Tensor) -> Tensor:  # (n_1, w * n_3 * .. * B, C) -> (B, n_1, w, n_3, .., C)
         return (strip.unflatten(1, (-1, *self.merged)) if self.merged else strip).movedim(-2, 0)

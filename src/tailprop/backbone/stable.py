@@ -17,7 +17,9 @@ import torch
 import torch.fx
 from torch import Tensor
 
+from . import tail_triton
 from .dct import MAX_GAIN, Frequencies, Mixture, normalizing_gain, spectral_branches, spectral_filter
+from .response_cache import ResponseCache
 
 __all__ = [
     "Mix",
@@ -48,6 +50,7 @@ def tail_propagate(
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
     normalized: Tensor | None = None,
+    kept: ResponseCache | None = None,
 ) -> Tensor:
     """Y = IDCT(sum_k w_k exp(-k_k rho^(alpha_k/2)) * DCT(X)): Eq. (7) of the paper, for any number of orders.
 
@@ -63,6 +66,8 @@ def tail_propagate(
         normalized: 1 for channels whose result is normalized to variance 1 over the map of every image, around its mean, 0 for
             the others, (C,); none by default. A long kernel makes what it delivers weak: white noise by a factor of about 4 l
             for a Gaussian of standard deviation l.
+        kept: Responses of earlier calls, to be used while scales and orders are the same; only without gradients, and only
+            where no orders are predicted for each image.
 
     >>> photo = torch.rand(1, 64, 48, 3)
     >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
@@ -70,14 +75,29 @@ def tail_propagate(
     """
     _check_map(x)
     mix = Mix.of(x, scales, weights, orders, spacing)
-    if normalized is None:
-        return spectral_filter(x, mix.mixture)  # (B, H, W, C)
-    mean = _mean_of_normalized(x, normalized)
+    mean = None if normalized is None else _mean_of_normalized(x, normalized)
+    deviations = x if mean is None else x - mean
+    if tail_triton.usable(deviations, normalized):
+        y = tail_triton.propagate(deviations, mix, normalized, _by_products)
+    else:
+        y = _by_products(deviations, mix, normalized, kept)
+    # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
+    return y if mean is None else y.contiguous() + mean  # (B, H, W, C)
+
+
+def _by_products(x: Tensor, mix: "Mix", normalized: Tensor | None, kept: ResponseCache | None = None) -> Tensor:
+    """The operator by matrix products, on a map whose normalized channels have no mean."""
 
     def respond(frequencies: Frequencies) -> Mixture:
-        return _without_mean(mix.mixture(frequencies), frequencies, normalized)
+        mixture = mix.mixture(frequencies)
+        return mixture if normalized is None else _without_mean(mixture, frequencies, normalized)
 
-    return spectral_filter(x - mean, respond, normalized) + mean
+    def recall(frequencies: Frequencies) -> Mixture:
+        assert kept is not None
+        origin = [v for v in (mix.scales, *mix.orders, normalized) if isinstance(v, Tensor)]
+        return Mixture(kept.terms(frequencies, mix.spacing, origin, lambda f: respond(f).terms), mix.mixing_weights)
+
+    return spectral_filter(x, respond if kept is None else recall, normalized)
 
 
 def tail_propagate_by_place(
@@ -102,12 +122,12 @@ def tail_propagate_by_place(
         alone = [Mixture((h,)) for h in mix.each_response(frequencies)]
         return alone if normalized is None else [_without_mean(h, frequencies, normalized) for h in alone]
 
-    # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
+    # contiguous for the same reason as above
     *others, last = [branch.contiguous() for branch in spectral_branches(x if mean is None else x - mean, respond)]
     y = last
     for k, branch in enumerate(others):
         y = torch.addcmul(y, weights[:, k].to(x.dtype), branch - last)
-    return y if mean is None else y * normalizing_gain(y, normalized) + mean  # (B, H, W, C)
+    return y if normalized is None or mean is None else y * normalizing_gain(y, normalized) + mean  # (B, H, W, C)
 
 
 def tail_propagate_reference(
@@ -206,7 +226,12 @@ class Mix(NamedTuple):
     def mixture(self, frequencies: Frequencies) -> Mixture:
         """sum_k w_k h_k as h_K + sum_(k<K) w_k (h_k - h_K): exactly 1 at rho = 0."""
         *others, last = self.each_response(frequencies)
-        return Mixture((last, *[h - last for h in others]), self.weights[:, :-1] if others else None)
+        return Mixture((last, *[h - last for h in others]), self.mixing_weights)
+
+    @property
+    def mixing_weights(self) -> Tensor | None:
+        """Those of all responses but the last, (B or 1, K - 1, C or 1)."""
+        return self.weights[:, :-1] if len(self.orders) > 1 else None
 
 
 def _mean_of_normalized(x: Tensor, normalized: Tensor) -> Tensor:

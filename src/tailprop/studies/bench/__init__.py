@@ -10,5 +10,10 @@ __all__ = ["BENCHES", "DEFAULT_BENCH"]
 # name: (module, dataclass of its options, what it measures), as in `COMMANDS` of the command line
 BENCHES: Final = {
     "models": ("tailprop.studies.bench.models", "tailprop.studies.bench.options:Bench", "images per second of backbones"),
+    "transform": (
+        "tailprop.studies.bench.transform",
+        "tailprop.studies.bench.transform_options:TransformBench",
+        "time of the operator by size, and how each axis is best transformed",
+    ),
 }
 DEFAULT_BENCH: Final = "models"  # of a command without a name
