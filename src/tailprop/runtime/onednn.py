@@ -9,7 +9,7 @@ second in one thread, with the same rounding errors. PyTorch reaches oneDNN thro
 import torch
 from torch import Tensor, nn
 
-__all__ = ["OneDNNConv1x1", "OneDNNLinear", "has_onednn_products", "use_onednn_products"]
+__all__ = ["OneDNNConv1x1", "OneDNNLinear", "has_onednn_products", "onednn_linear", "use_onednn_products"]
 
 
 def has_onednn_products() -> bool:
@@ -17,7 +17,8 @@ def has_onednn_products() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # (..., K), (N, K), (N,) -> (..., N)
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # (..., K), (N, K), (N,) -> (..., N)
+    """x W^T + b."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
@@ -30,7 +31,7 @@ class OneDNNLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:  # (..., K) -> (..., N)
-        return _linear(x, self.weight, self.bias)
+        return onednn_linear(x, self.weight, self.bias)
 
 
 class OneDNNConv1x1(nn.Module):
@@ -42,7 +43,7 @@ class OneDNNConv1x1(nn.Module):
         self.in_channels, self.out_channels = conv.in_channels, conv.out_channels
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) in channels-last memory -> (B, N, H, W), likewise
-        return _linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        return onednn_linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 def use_onednn_products(model: nn.Module) -> int:

@@ -54,6 +54,8 @@ def time_in_turn(
 def print_table(table: Table, where: Mapping[str, str]) -> None:
     """Print a table, and below it the provenance of its numbers."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # in a pipe nothing is wrapped
     console.print(table)
     console.print(", ".join(f"{key} {value}" for key, value in where.items()), style="dim")
 
