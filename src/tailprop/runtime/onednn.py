@@ -6,6 +6,9 @@ second in one thread, with the same rounding errors. PyTorch reaches oneDNN thro
 `mkldnn::_linear_pointwise`, which has no gradient.
 """
 
+from typing import Any
+
+import timm.layers
 import torch
 from torch import Tensor, nn
 
@@ -17,21 +20,22 @@ def has_onednn_products() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # (..., K), (N, K), (N,) -> (..., N)
-    """x W^T + b."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "none") -> Tensor:
+    """act(x W^T + b), where act is none, gelu or relu: (..., K), (N, K), (N,) -> (..., N)."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, act, [], "none" if act == "gelu" else "")
 
 
 class OneDNNLinear(nn.Module):
-    """A linear layer with the parameters of another one."""
+    """A linear layer with the parameters of another one, and with the activation that follows it."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, act: str = "none") -> None:
         super().__init__()
+        self.act = act
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:  # (..., K) -> (..., N)
-        return onednn_linear(x, self.weight, self.bias)
+        return onednn_linear(x, self.weight, self.bias, self.act)
 
 
 class OneDNNConv1x1(nn.Module):
@@ -53,11 +57,32 @@ def use_onednn_products(model: nn.Module) -> int:
     """
     count = 0
     for parent in list(model.modules()):
+        count += _fuse_mlp(parent)
         for name, child in list(parent.named_children()):
             if (replacement := _replacement(child)) is not None:
                 setattr(parent, name, replacement)
                 count += 1
     return count
+
+
+def _fuse_mlp(module: nn.Module) -> int:
+    """Give the first layer of an MLP (fc1, act, fc2 in timm) its activation: oneDNN computes it with the product."""
+    fc1, act = getattr(module, "fc1", None), getattr(module, "act", None)
+    if type(fc1) is not nn.Linear or _replacement(fc1) is None or not hasattr(module, "fc2"):
+        return 0
+    if (name := _fusible(act)) is None:
+        return 0
+    module.fc1, module.act = OneDNNLinear(fc1, name), nn.Identity()
+    return 1
+
+
+def _fusible(act: Any) -> str | None:
+    """oneDNN's name of an activation module; None if it has none, or if the module has hooks."""
+    if not isinstance(act, nn.Module) or act._forward_hooks or act._forward_pre_hooks:
+        return None
+    if type(act) is nn.ReLU:
+        return "relu"
+    return "gelu" if type(act) in (nn.GELU, timm.layers.GELU) and getattr(act, "approximate", "none") == "none" else None
 
 
 def _replacement(layer: nn.Module) -> nn.Module | None:

@@ -15,7 +15,7 @@ _PASSES = {"infer": "inference", "latency": "one image", "train": "training step
 
 @look()
 def draw_rates(cells: Sequence[Cells], path: Path) -> None:
-    """Images per second over the cost of a model: a row of panels for each mode and form, in the first setting that has them."""
+    """Images per second over the cost of a model: a row of panels for each mode and form, in its first setting."""
     groups = _groups(cells)
     if not groups:
         raise ValueError("no model has both images per second and multiply-adds; there is nothing to draw")

@@ -6,7 +6,7 @@ the first model is the number to quote. A model that fails under a setting is a 
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def run(options: Bench) -> None:
     for setting in todo:
         watch.announce(setting)
         rows = measure(options, setting, names)
-        where = provenance(options.device) | setting.columns() | {"freed_memory": freed_memory}
+        where = provenance(options.device) | setting.columns() | {"clock": options.clock, "freed_memory": freed_memory}
         print_rows(rows, setting, where)
         cells += to_cells(rows, where)
         if options.out is not None:
@@ -86,11 +86,15 @@ def measure(options: Bench, setting: Setting, names: Sequence[str]) -> list[Row]
         raise next(iter(failures.values()))
     load = OtherLoad()
     steps = {name: subject.step for name, subject in subjects.items()}
-    seconds = time_in_turn(steps, options.rounds, options.device, str(setting))
+    seconds = time_in_turn(steps, options.rounds, options.device, str(setting), _clock(options))
     others = load.cores()
     _warn_if_busy(others, setting.threads)
     rows = [subjects[name].row(seconds[name], others) for name in names if name in subjects]
     return rows + [Row(name, setting, failed=first_line(error)) for name, error in failures.items()]
+
+
+def _clock(options: Bench) -> Callable[[], float]:
+    return time.process_time if options.clock == "cpu" else time.perf_counter
 
 
 def _warn_if_busy(others: float | None, threads: int) -> None:
@@ -116,7 +120,8 @@ class _Subject:
         self.products: Products | None = None
         if shapes is not None:
             is_bf16 = "BF16" in self.form if setting.form == "optimized" else setting.dtype == "bf16"
-            self.products = measure_products(shapes, torch.bfloat16 if is_bf16 else torch.float32, options.device)
+            dtype = torch.bfloat16 if is_bf16 else torch.float32
+            self.products = measure_products(shapes, dtype, options.device, clock=_clock(options))
         self.memory_gb = None
         if options.memory and setting.mode == "train":
             self.memory_gb = step_gb(name, setting, options.device, options.vheat_code)

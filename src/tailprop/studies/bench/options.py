@@ -52,6 +52,8 @@ class Bench:
     """Rounds after one warm-up round."""
     threads: tuple[int, ...] = (2,)
     """CPU threads."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu: CPU time of this process, for one thread on a machine that others use; waiting for them does not count."""
     memory: bool = False
     """Also measure the peak memory of a training step, on a CPU in a new process for each model."""
     products: bool = False
@@ -90,6 +92,8 @@ class Bench:
         for name in ("modes", "batch_size", "size_px", "dtype", "forms", "threads"):
             if not getattr(self, name):
                 raise ValueError(f"no {name} given; give at least one")
+        if self.clock == "cpu" and (self.device != "cpu" or self.threads != (1,)):
+            raise ValueError("--clock cpu measures one thread: use --threads 1, and the device cpu")
         if self.resume and self.out is None:
             raise ValueError("--resume needs --out, the file to continue")
         if self.vheat_code is not None and not (self.vheat_code.is_file() and self.vheat_code.suffix == ".py"):

@@ -21,6 +21,7 @@ from tailprop.runtime.onednn import has_onednn_products, onednn_linear
 
 __all__ = ["Products", "measure_products", "record_products"]
 
+Clock = Callable[[], float]
 Shape = tuple[int, int, int, int]  # number of products, M, K, N
 
 
@@ -72,14 +73,16 @@ def record_products(model: nn.Module, images: Tensor) -> Counter[Shape]:
     return recorder.shapes
 
 
-def measure_products(shapes: Counter[Shape], dtype: torch.dtype, device: str, rounds: int = 4) -> Products:
+def measure_products(
+    shapes: Counter[Shape], dtype: torch.dtype, device: str, rounds: int = 4, clock: Clock = time.perf_counter
+) -> Products:
     """Time the products of a forward pass; the best of several rounds for each shape."""
-    seconds = sum(often * _best(shape, dtype, device, rounds) for shape, often in shapes.items())
+    seconds = sum(often * _best(shape, dtype, device, rounds, clock) for shape, often in shapes.items())
     return Products(sum(often * math.prod(shape) for shape, often in shapes.items()), seconds)
 
 
 @torch.no_grad()
-def _best(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> float:
+def _best(shape: Shape, dtype: torch.dtype, device: str, rounds: int, clock: Clock) -> float:
     count, m, k, n = shape
     a, b = torch.randn(count, m, k, dtype=dtype, device=device), torch.randn(count, k, n, dtype=dtype, device=device)
     routes: list[Callable[[], Tensor]] = [lambda: torch.bmm(a, b)]
@@ -88,15 +91,15 @@ def _best(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> float:
         routes = [lambda: flat @ weight.mT]
         if device == "cpu" and dtype == torch.float32 and has_onednn_products():
             routes.append(lambda: onednn_linear(flat, weight, None))
-    return min(_time(route, rounds, device) for route in routes)
+    return min(_time(route, rounds, device, clock) for route in routes)
 
 
-def _time(route: Callable[[], Tensor], rounds: int, device: str) -> float:
+def _time(route: Callable[[], Tensor], rounds: int, device: str, clock: Clock) -> float:
     best = math.inf
     for _ in range(rounds + 1):
-        began = time.perf_counter()
+        began = clock()
         route()
         if device == "cuda":
             torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, clock() - began)
     return best
