@@ -16,6 +16,8 @@ import torch.fx
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from .linear import Linear
+
 __all__ = ["MLP", "StochasticDepth", "in_slices", "is_captured", "is_hooked", "to_nchw", "to_nhwc"]
 
 _GLOBAL_HOOKS: Final = (
@@ -81,9 +83,9 @@ class MLP(nn.Module):
     def __init__(self, dim: int, ratio: float = 4.0, **dd: Any) -> None:
         super().__init__()
         self.ratio = ratio
-        self.fc1 = nn.Linear(dim, int(dim * ratio), **dd)
+        self.fc1 = Linear(dim, int(dim * ratio), **dd)
         self.act = nn.GELU()
-        self.fc2 = nn.Linear(int(dim * ratio), dim, **dd)
+        self.fc2 = Linear(int(dim * ratio), dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
         return in_slices(self._forward, x, self.ratio, self, lead=3)

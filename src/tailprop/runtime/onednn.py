@@ -6,7 +6,7 @@ second in one thread, with the same rounding errors. PyTorch reaches oneDNN thro
 `mkldnn::_linear_pointwise`, which has no gradient.
 """
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import timm.layers
 import torch
@@ -68,7 +68,7 @@ def use_onednn_products(model: nn.Module) -> int:
 def _fuse_mlp(module: nn.Module) -> int:
     """Give the first layer of an MLP (fc1, act, fc2 in timm) its activation: oneDNN computes it with the product."""
     fc1, act = getattr(module, "fc1", None), getattr(module, "act", None)
-    if type(fc1) is not nn.Linear or _replacement(fc1) is None or not hasattr(module, "fc2"):
+    if not _is_linear(fc1) or _replacement(fc1) is None or not hasattr(module, "fc2"):
         return 0
     if (name := _fusible(act)) is None:
         return 0
@@ -85,10 +85,15 @@ def _fusible(act: Any) -> str | None:
     return "gelu" if type(act) in (nn.GELU, timm.layers.GELU) and getattr(act, "approximate", "none") == "none" else None
 
 
+def _is_linear(layer: Any) -> TypeGuard[nn.Linear]:
+    """Whether the layer is a linear layer and nothing more."""
+    return type(layer) is nn.Linear or (isinstance(layer, nn.Linear) and getattr(layer, "is_plain_product", False))
+
+
 def _replacement(layer: nn.Module) -> nn.Module | None:
     if layer._forward_hooks or layer._forward_pre_hooks:
         return None
-    if type(layer) is nn.Linear and layer.weight.dtype == torch.float32:
+    if _is_linear(layer) and layer.weight.dtype == torch.float32:
         return OneDNNLinear(layer)
     if type(layer) is nn.Conv2d and layer.weight.dtype == torch.float32 and _is_product(layer):
         return OneDNNConv1x1(layer)
