@@ -83,9 +83,9 @@ class MLP(nn.Module):
     def __init__(self, dim: int, ratio: float = 4.0, **dd: Any) -> None:
         super().__init__()
         self.ratio = ratio
-        self.fc1 = Linear(dim, int(dim * ratio), **dd)
+        self.fc1: nn.Linear = Linear(dim, int(dim * ratio), **dd)
         self.act = nn.GELU()
-        self.fc2 = Linear(int(dim * ratio), dim, **dd)
+        self.fc2: nn.Linear = Linear(int(dim * ratio), dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
         return in_slices(self._forward, x, self.ratio, self, lead=3)
