@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from tailprop.studies.bench.figure import draw_rates
 from tailprop.tasks.common.figures import draw_learning
 from tailprop.tasks.common.look import look, new_figure, save_figure
 
@@ -29,7 +30,7 @@ RATES = {"img_per_s_best": "best round", "img_per_s_median": "median"}
 
 @look()
 def main() -> None:
-    bars("bench_cpu", read("bench_cpu"), "{model}, {mode}", RATES, "images per second")
+    draw_rates(_once(read("bench_cpu")), FOLDER / "bench_cpu.png")
     bars("bench_detect", read("bench_detect"), "{model}", RATES, "images per second")
     bars("loader_cpu", read("loader_cpu"), "{batches}", RATES, "images per second")
     for name in ("detect_macs", "segment_macs"):
@@ -50,6 +51,14 @@ def history(name: str, metrics: dict[str, str]) -> list[dict[str, float]]:
     """The epochs of a run's table."""
     wanted = ("epoch", "loss", "val_loss", *metrics)
     return [{key: float(row[key]) for key in wanted if row.get(key)} for row in read(name)]
+
+
+def _once(rows: list[Row]) -> list[Row]:
+    """The first row of each model under a setting: several runs in one file repeat the model they compare with."""
+    first: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        first.setdefault(tuple(row[name] for name in ("mode", "form", "dtype", "model")), row)
+    return list(first.values())
 
 
 def read(name: str) -> list[Row]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.layers import Mlp
 from torch import Tensor, nn
 
 import tailprop
@@ -33,6 +34,19 @@ def test_onednn_layers_compute_the_same() -> None:
             torch.testing.assert_close(OneDNNLinear(linear)(x), linear(x))
             torch.testing.assert_close(OneDNNConv1x1(conv)(image), conv(image))
             torch.testing.assert_close(OneDNNLinear(linear)(x.transpose(0, 1)), linear(x.transpose(0, 1)))
+
+
+@needs_onednn
+def test_activation_of_an_mlp_is_computed_with_its_product() -> None:
+    x = torch.randn(2, 5, 8)
+    fused = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "none", lambda: nn.GELU("tanh"): "none"}
+    for layer, name in fused.items():
+        mlp = Mlp(8, 16, act_layer=layer).eval()
+        changed = copy.deepcopy(mlp)
+        assert use_onednn_products(changed) == 2
+        assert changed.fc1.act == name
+        with torch.no_grad():
+            torch.testing.assert_close(changed(x), mlp(x))
 
 
 def test_only_plain_products_are_replaced() -> None:

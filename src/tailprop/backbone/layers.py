@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import torch
 import torch.fx
-import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
+
+from .linear import Linear
 
 __all__ = ["MLP", "StochasticDepth", "in_slices", "is_captured", "is_hooked", "to_nchw", "to_nhwc"]
 
@@ -82,14 +83,15 @@ class MLP(nn.Module):
     def __init__(self, dim: int, ratio: float = 4.0, **dd: Any) -> None:
         super().__init__()
         self.ratio = ratio
-        self.fc1 = nn.Linear(dim, int(dim * ratio), **dd)
-        self.fc2 = nn.Linear(int(dim * ratio), dim, **dd)
+        self.fc1: nn.Linear = Linear(dim, int(dim * ratio), **dd)
+        self.act = nn.GELU()
+        self.fc2: nn.Linear = Linear(int(dim * ratio), dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
         return in_slices(self._forward, x, self.ratio, self, lead=3)
 
     def _forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(self.act(self.fc1(x)))
 
 
 class StochasticDepth(nn.Module):

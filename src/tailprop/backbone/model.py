@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
 from .layers import MLP, StochasticDepth, in_slices, to_nchw, to_nhwc
+from .linear import Linear
 from .mixers import build_mixer, resample_embedding
 
 __all__ = ["TPOBlock", "TPOLayer", "TPOStage", "TailProp", "init_module", "to_nchw", "to_nhwc"]
@@ -63,10 +64,10 @@ class TPOBlock(nn.Module):
     def __init__(self, dim: int, mixer: nn.Module, dilation: int = 1, **dd: Any) -> None:
         super().__init__()
         self.dwconv = nn.Conv2d(dim, dim, 3, padding=dilation, dilation=dilation, groups=dim, **dd)
-        self.in_proj = nn.Linear(dim, 2 * dim, **dd)
+        self.in_proj = Linear(dim, 2 * dim, **dd)
         self.mixer = mixer
         self.norm = nn.LayerNorm(dim, **dd)
-        self.out_proj = nn.Linear(dim, dim, **dd)
+        self.out_proj = Linear(dim, dim, **dd)
 
     def forward(self, x: Tensor, *embedding: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
         x = to_nhwc(self.dwconv(to_nchw(x)))

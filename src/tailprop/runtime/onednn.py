@@ -6,10 +6,13 @@ second in one thread, with the same rounding errors. PyTorch reaches oneDNN thro
 `mkldnn::_linear_pointwise`, which has no gradient.
 """
 
+from typing import Any, TypeGuard
+
+import timm.layers
 import torch
 from torch import Tensor, nn
 
-__all__ = ["OneDNNConv1x1", "OneDNNLinear", "has_onednn_products", "use_onednn_products"]
+__all__ = ["OneDNNConv1x1", "OneDNNLinear", "has_onednn_products", "onednn_linear", "use_onednn_products"]
 
 
 def has_onednn_products() -> bool:
@@ -17,20 +20,22 @@ def has_onednn_products() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # (..., K), (N, K), (N,) -> (..., N)
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "none") -> Tensor:
+    """act(x W^T + b), where act is none, gelu or relu: (..., K), (N, K), (N,) -> (..., N)."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, act, [], "none" if act == "gelu" else "")
 
 
 class OneDNNLinear(nn.Module):
-    """A linear layer with the parameters of another one."""
+    """A linear layer with the parameters of another one, and with the activation that follows it."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, act: str = "none") -> None:
         super().__init__()
+        self.act = act
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:  # (..., K) -> (..., N)
-        return _linear(x, self.weight, self.bias)
+        return onednn_linear(x, self.weight, self.bias, self.act)
 
 
 class OneDNNConv1x1(nn.Module):
@@ -42,7 +47,7 @@ class OneDNNConv1x1(nn.Module):
         self.in_channels, self.out_channels = conv.in_channels, conv.out_channels
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) in channels-last memory -> (B, N, H, W), likewise
-        return _linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        return onednn_linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 def use_onednn_products(model: nn.Module) -> int:
@@ -52,6 +57,7 @@ def use_onednn_products(model: nn.Module) -> int:
     """
     count = 0
     for parent in list(model.modules()):
+        count += _fuse_mlp(parent)
         for name, child in list(parent.named_children()):
             if (replacement := _replacement(child)) is not None:
                 setattr(parent, name, replacement)
@@ -59,10 +65,35 @@ def use_onednn_products(model: nn.Module) -> int:
     return count
 
 
+def _fuse_mlp(module: nn.Module) -> int:
+    """Give the first layer of an MLP (fc1, act, fc2 in timm) its activation: oneDNN computes it with the product."""
+    fc1, act = getattr(module, "fc1", None), getattr(module, "act", None)
+    if not _is_linear(fc1) or _replacement(fc1) is None or not hasattr(module, "fc2"):
+        return 0
+    if (name := _fusible(act)) is None:
+        return 0
+    module.fc1, module.act = OneDNNLinear(fc1, name), nn.Identity()
+    return 1
+
+
+def _fusible(act: Any) -> str | None:
+    """oneDNN's name of an activation module; None if it has none, or if the module has hooks."""
+    if not isinstance(act, nn.Module) or act._forward_hooks or act._forward_pre_hooks:
+        return None
+    if type(act) is nn.ReLU:
+        return "relu"
+    return "gelu" if type(act) in (nn.GELU, timm.layers.GELU) and getattr(act, "approximate", "none") == "none" else None
+
+
+def _is_linear(layer: Any) -> TypeGuard[nn.Linear]:
+    """Whether the layer is a linear layer and nothing more."""
+    return type(layer) is nn.Linear or (isinstance(layer, nn.Linear) and getattr(layer, "is_plain_product", False))
+
+
 def _replacement(layer: nn.Module) -> nn.Module | None:
     if layer._forward_hooks or layer._forward_pre_hooks:
         return None
-    if type(layer) is nn.Linear and layer.weight.dtype == torch.float32:
+    if _is_linear(layer) and layer.weight.dtype == torch.float32:
         return OneDNNLinear(layer)
     if type(layer) is nn.Conv2d and layer.weight.dtype == torch.float32 and _is_product(layer):
         return OneDNNConv1x1(layer)

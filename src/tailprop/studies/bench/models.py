@@ -1,130 +1,158 @@
 """`tailprop bench`: images per second compared with other backbones, interleaved in one run.
 
 Timings on shared machines vary over time. So every round runs every model once, and the best round of each counts; the ratio to
-the first model is the number to quote.
+the first model is the number to quote. A model that fails under a setting is a line of the table.
 """
 
-import importlib.util
-import statistics
-import sys
+import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
-import timm
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from tailprop.backbone.cost import count_macs, count_parameters
+from tailprop.runtime.load import OtherLoad
 from tailprop.runtime.provenance import provenance
+from tailprop.studies.bench.figure import draw_rates
+from tailprop.studies.bench.memory import step_gb
 from tailprop.studies.bench.options import Bench
-from tailprop.tasks.common.bench import print_table, time_in_turn, use_cpu, write_rows
-from tailprop.utils.terminal import Table
+from tailprop.studies.bench.products import Products, measure_products, record_products
+from tailprop.studies.bench.rows import Row, is_done, print_rows, read_rows, to_cells
+from tailprop.studies.bench.settings import Setting, settings_of
+from tailprop.studies.bench.steps import PUBLISHED_VHEAT, Step, create_model, create_step, random_images
+from tailprop.tasks.common.bench import time_in_turn, use_cpu, write_rows
+from tailprop.utils.errors import first_line
+from tailprop.utils.text import say
 
-PUBLISHED_VHEAT = "vHeat-T (published code)"
+__all__ = ["run"]
 
-
-@dataclass(frozen=True)
-class Row:
-    mode: str
-    model: str
-    best: float  # images per second
-    median: float
+_BUSY = 0.3  # cores used by other programs above which a warning is printed
 
 
 def run(options: Bench) -> None:
+    options = options.resolved()
     options.check()
-    memory = use_cpu(options.threads)
-    rows = [row for mode in options.modes for row in measure(options, mode)]
-    where = provenance(options.device) | {
-        "dtype": "float32",
-        "batch_size": str(options.batch_size),
-        "size_px": str(options.size_px),
-    }
-    where["freed_memory"] = memory
-    _print(rows, where)
-    if options.out is not None:
-        write_rows(options.out, [_figures(rows, row) for row in rows], where)
+    freed_memory = use_cpu(max(options.threads))
+    names = [*options.models, *([PUBLISHED_VHEAT] if options.vheat_code is not None else [])]
+    settings = list(settings_of(options))
+    cells = read_rows(options.out) if options.resume and options.out is not None else []
+    todo = [setting for setting in settings if not is_done(cells, setting, names)]
+    watch = _Watch(todo)
+    for setting in todo:
+        watch.announce(setting)
+        rows = measure(options, setting, names)
+        where = provenance(options.device) | setting.columns() | {"clock": options.clock, "freed_memory": freed_memory}
+        print_rows(rows, setting, where)
+        cells += to_cells(rows, where)
+        if options.out is not None:
+            write_rows(options.out, cells)
+    if options.figure is not None:
+        draw_rates(cells, options.figure)
+        say(f"{options.figure} shows images per second over multiply-adds and parameters")
 
 
-def measure(options: Bench, mode: str) -> list[Row]:
-    """Images per second of every model in one mode."""
-    images = torch.randn(options.batch_size, 3, options.size_px, options.size_px, device=options.device)
-    steps = {name: _step(model.to(options.device), images, mode) for name, model in _create(options).items()}
-    seconds = time_in_turn(steps, options.rounds, options.device, f"{mode}, batch {options.batch_size}")
-    return [
-        Row(mode, name, options.batch_size / min(took), options.batch_size / statistics.median(took))
-        for name, took in seconds.items()
-    ]
+class _Watch:
+    """Says which setting is next and how long the rest will take, by the work that is done."""
+
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self.settings, self.began, self.count, self.done = settings, time.monotonic(), 0, 0.0
+
+    def announce(self, setting: Setting) -> None:
+        if len(self.settings) == 1:
+            return
+        left = ""
+        if self.done:
+            rest = sum(s.work for s in self.settings) - self.done
+            left = f"; about {(time.monotonic() - self.began) / self.done * rest / 60:.0f} minutes left"
+        self.count, self.done = self.count + 1, self.done + setting.work
+        say(f"{self.count} of {len(self.settings)}: {setting}{left}", error=True)
 
 
-def _create(options: Bench) -> dict[str, nn.Module]:
-    models = {name: timm.create_model(name, **_size(name, options.size_px)) for name in options.models}
-    if options.vheat_code is not None:
-        models[PUBLISHED_VHEAT] = _published_vheat(options.vheat_code)
-    return models
+def measure(options: Bench, setting: Setting, names: Sequence[str]) -> list[Row]:
+    """A row for every model under one setting."""
+    torch.set_num_threads(setting.threads)
+    images = random_images(setting, options.device)
+    subjects: dict[str, _Subject] = {}
+    failures: dict[str, Exception] = {}
+    for name in names:
+        try:
+            subjects[name] = _Subject(name, setting, images, options)
+        except Exception as error:  # of any kind: the other models are still measured
+            failures[name] = error
+    if not subjects:
+        raise next(iter(failures.values()))
+    load = OtherLoad()
+    steps = {name: subject.step for name, subject in subjects.items()}
+    seconds = time_in_turn(steps, options.rounds, options.device, str(setting), _clock(options))
+    others = load.cores()
+    _warn_if_busy(others, setting.threads)
+    rows = [subjects[name].row(seconds[name], others) for name in names if name in subjects]
+    return rows + [Row(name, setting, failed=first_line(error)) for name, error in failures.items()]
 
 
-def _size(name: str, size_px: int) -> dict[str, int]:
-    """Some models need the image size as an argument."""
-    return {"img_size": size_px} if timm.get_pretrained_cfg_value(name, "fixed_input_size") else {}
+def _clock(options: Bench) -> Callable[[], float]:
+    return time.process_time if options.clock == "cpu" else time.perf_counter
 
 
-def _published_vheat(path: Path) -> nn.Module:
-    if not path.is_file() or path.suffix != ".py":
-        raise ValueError(f"no Python file {path}; --vheat-code takes classification/models/vHeat.py of vHeat's repository")
-    spec = importlib.util.spec_from_file_location("published_vheat", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it imports from deprecated timm modules
-        spec.loader.exec_module(module)
-    # Tiny, as in its configs/vHeat/vHeat_tiny_224.yaml
-    return module.vHeat(depths=[2, 2, 6, 2], dims=96, drop_path_rate=0.1, post_norm=False)
+def _warn_if_busy(others: float | None, threads: int) -> None:
+    if others is not None and others > _BUSY:
+        say(
+            f"warning: other programs used {others:.1f} cores during this measurement; the best rounds with {threads} threads "
+            "are slower than on a free machine, and only ratios say something",
+            error=True,
+        )
 
 
-def _step(model: nn.Module, images: torch.Tensor, mode: str) -> Callable[[], None]:
-    if mode == "infer":
-        model.eval()
+class _Subject:
+    """A model under a setting: what is timed, and what is measured beside it."""
 
-        def infer() -> None:
-            with torch.inference_mode():
-                model(images)
+    def __init__(self, name: str, setting: Setting, images: torch.Tensor, options: Bench) -> None:
+        self.name, self.setting = name, setting
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of timm's models about themselves
+            model = create_model(name, setting.size_px, options.vheat_code).to(options.device)
+            self.parameters, self.macs = count_parameters(model), _macs(name, setting.size_px, options.vheat_code)
+            shapes = record_products(model.eval(), images) if options.products and setting.mode != "train" else None
+            self.step, self.form = _started(model, images, setting)
+        self.products: Products | None = None
+        if shapes is not None:
+            is_bf16 = "BF16" in self.form if setting.form == "optimized" else setting.dtype == "bf16"
+            dtype = torch.bfloat16 if is_bf16 else torch.float32
+            self.products = measure_products(shapes, dtype, options.device, clock=_clock(options))
+        self.memory_gb = None
+        if options.memory and setting.mode == "train":
+            self.memory_gb = step_gb(name, setting, options.device, options.vheat_code)
 
-        return infer
-
-    model.train()
-    labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-    def train() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-
-    return train
-
-
-def _print(rows: list[Row], where: dict[str, str]) -> None:
-    table = Table("mode", "model", "img/s, best", "img/s, median", "speed-up of the first")
-    for row in rows:
-        table.add_row(row.mode, row.model, f"{row.best:.2f}", f"{row.median:.2f}", f"{_ratio(rows, row):.2f}")
-    print_table(table, where)
+    def row(self, seconds: Sequence[float], others: float | None) -> Row:
+        return Row(
+            self.name,
+            self.setting,
+            tuple(seconds),
+            self.form,
+            self.parameters,
+            self.macs,
+            self.memory_gb,
+            self.products,
+            other_cores=others,
+        )
 
 
-def _ratio(rows: list[Row], row: Row) -> float:
-    first = next(r for r in rows if r.mode == row.mode)
-    return first.best / row.best
+def _started(model: nn.Module, images: torch.Tensor, setting: Setting) -> tuple[Step, str]:
+    """The step, once run: whatever fails, fails before the rounds."""
+    step, form = create_step(model, images, setting)
+    step()
+    return step, form
 
 
-def _figures(rows: list[Row], row: Row) -> dict[str, str]:
-    return {
-        "mode": row.mode,
-        "model": row.model,
-        "img_per_s_best": f"{row.best:.2f}",
-        "img_per_s_median": f"{row.median:.2f}",
-        "first_over_this": f"{_ratio(rows, row):.3f}",
-    }
+@cache
+def _macs(name: str, size_px: int, vheat_code: Path | None) -> int | None:
+    """Multiply-adds for an image; None if the model cannot be counted without being run."""
+    try:
+        with torch.device("meta"):
+            model = create_model(name, size_px, vheat_code).eval()
+        return count_macs(model, size_px, size_px)
+    except Exception:  # models that look at the values of tensors, of other people's code
+        return None

@@ -36,24 +36,30 @@ def use_cpu(threads: int) -> str:
 
 
 def time_in_turn(
-    steps: Mapping[str, Callable[[], object]], rounds: int, device: str, description: str
+    steps: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: str,
+    description: str,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of every step in every round; a round runs each step once, after one warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for index in track(range(rounds + 1), description=description, transient=True):
         for name, step in steps.items():
-            began = time.perf_counter()
+            began = clock()
             step()
             if device == "cuda":
                 torch.cuda.synchronize()
             if index > 0:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return seconds
 
 
 def print_table(table: Table, where: Mapping[str, str]) -> None:
     """Print a table, and below it the provenance of its numbers."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # in a pipe nothing is wrapped
     console.print(table)
     console.print(", ".join(f"{key} {value}" for key, value in where.items()), style="dim")
 
