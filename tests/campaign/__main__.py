@@ -32,7 +32,7 @@ Act = Callable[[Subject, Random, Path], Iterator[Verdict]]
 
 
 class Attack(NamedTuple):
-    """An attack on some tasks, which it takes in turns; `goal` is the number of tries of two hours on one core."""
+    """An attack on some tasks, which it takes in turns; `goal` is the number of tries of two hours on half a core."""
 
     act: Act
     goal: int
@@ -40,20 +40,20 @@ class Attack(NamedTuple):
 
 
 ATTACKS: Final[dict[str, Attack]] = {
-    "kills": Attack(attack_runs.kill_at_random, 300),
-    "kills of two processes": Attack(attack_runs.kill_two_ranks, 60),
-    "flipped bits": Attack(attack_runs.flip_bits, 1500),
-    "full disk": Attack(attack_runs.fill_disk, 800),
-    "leaks": Attack(attack_runs.look_for_leaks, 90),
-    "logs": Attack(attack_runs.mutate_logs, 5000),
-    "images": Attack(attack_files.mutate_images, 15000),
-    "COCO json": Attack(attack_files.mutate_coco, 8000, ("detect",)),
-    "label maps": Attack(attack_files.mutate_labels, 8000, ("segment",)),
-    "parquet": Attack(attack_files.mutate_parquet, 2500, ("classify",)),
-    "recipes": Attack(attack_texts.mutate_recipes, 8000),
-    "command lines": Attack(attack_texts.mutate_commands, 8000),
-    "checkpoints": Attack(attack_texts.hostile_checkpoints, 5000),
-    "names": Attack(attack_texts.hostile_names, 1000),
+    "kills": Attack(attack_runs.kill_at_random, 110),
+    "kills of two processes": Attack(attack_runs.kill_two_ranks, 24),
+    "flipped bits": Attack(attack_runs.flip_bits, 550),
+    "full disk": Attack(attack_runs.fill_disk, 220),
+    "leaks": Attack(attack_runs.look_for_leaks, 45),
+    "logs": Attack(attack_runs.mutate_logs, 2200),
+    "images": Attack(attack_files.mutate_images, 2500),
+    "COCO json": Attack(attack_files.mutate_coco, 2200, ("detect",)),
+    "label maps": Attack(attack_files.mutate_labels, 2200, ("segment",)),
+    "parquet": Attack(attack_files.mutate_parquet, 2200, ("classify",)),
+    "recipes": Attack(attack_texts.mutate_recipes, 2200),
+    "command lines": Attack(attack_texts.mutate_commands, 2200),
+    "checkpoints": Attack(attack_texts.hostile_checkpoints, 2200),
+    "names": Attack(attack_texts.hostile_names, 220),
 }
 
 
