@@ -15,6 +15,7 @@ import tailprop
 import tailprop_cli
 from tailprop.engine import checkpoint
 from tailprop.engine.integrity import UNSEALED, check_all_finite, check_intact, is_intact, seal
+from tailprop.engine.run_folder import RunFolder
 from tailprop.engine.train_state import TrainState
 from tests.helpers.runs import assert_refused, assert_same_run, stop_after, write_recipe
 
@@ -162,6 +163,21 @@ def test_corrupt_log_is_set_aside(spoilt: bytes, run: Path, capsys: pytest.Captu
     assert spoilt in (run / "metrics.jsonl.corrupt").read_bytes()
 
 
+def test_changed_digit_in_the_log_is_noticed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder(run)
+    rows = folder.read_log()
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1, 2]
+    place = folder.metrics.read_bytes().index(b'"loss": ') + 10
+    changed = bytearray(folder.metrics.read_bytes())
+    changed[place] ^= 1  # another digit
+    folder.metrics.write_bytes(changed)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is corrupt: 1 line cannot be read"):
+        folder.read_log()
+    assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
+    assert "metrics.jsonl is corrupt" in capsys.readouterr().err
+    assert folder.read_log() == rows[1:]
+
+
 @pytest.mark.parametrize("change", [b"\xff", b"[" * 100_000, b'{"continued": 5}', b"[1]", b"null"])
 def test_corrupt_manifest_is_set_aside(
     change: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -176,8 +192,6 @@ def test_corrupt_manifest_is_set_aside(
 
 
 def test_changed_number_in_the_manifest_is_noticed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tailprop.engine.run_folder import RunFolder
-
     path = run / "manifest.json"
     assert RunFolder(run).read_manifest()["processes"] == 1
     path.write_text(path.read_text().replace('"processes": 1', '"processes": 3'))

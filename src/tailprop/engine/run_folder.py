@@ -13,7 +13,6 @@ launch.txt         under torchrun, the id of the launch, so that its restarts re
 
 import csv
 import errno
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,8 @@ from tailprop.engine.run_settings import check_unchanged, read_config
 from tailprop.engine.settings import absolute_paths, config_hash, to_dict
 from tailprop.runtime.distributed import print_main
 from tailprop.utils.files import PART, explain_write_errors, write_atomically, write_json, write_text
-from tailprop.utils.parsing import parse_json, seal_text
-from tailprop.utils.text import printable, say
+from tailprop.utils.parsing import parse_json, seal_row, seal_text, sealed_row
+from tailprop.utils.text import counted, printable, say
 
 try:
     import fcntl
@@ -169,7 +168,15 @@ class RunFolder:
 
     def log(self, row: Mapping[str, Any]) -> None:
         with explain_write_errors(self.metrics), self.metrics.open("a") as file:
-            file.write(json.dumps({**row, "time": round(time.time(), 1)}) + "\n")
+            file.write(seal_row({**row, "time": round(time.time(), 1)}) + "\n")
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The lines of the log but one that is being written; raises if one is corrupt."""
+        *lines, _unfinished = self.metrics.read_bytes().split(b"\n") if self.metrics.is_file() else [b""]
+        rows = [row for row in map(_parse_row, lines) if row is not None]
+        if len(rows) < len(lines):
+            raise ValueError(f"{self.metrics} is corrupt: {counted(len(lines) - len(rows), 'line')} cannot be read")
+        return rows
 
     def write_history(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Write the epochs as a table with a column for each metric."""
@@ -216,7 +223,7 @@ def _short(value: float) -> str:
 def _parse_row(line: bytes) -> dict[str, Any] | None:
     """A line of the log; None if it is corrupt."""
     try:
-        row = parse_json(line, "")
+        row = sealed_row(line, "")
         int(row["step"]), str(row["kind"]), int(row.get("epoch", 0))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
