@@ -14,11 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
 import torch
+from PIL import Image
 
 from tailprop.tasks import TASKS, find_spec
 from tests.campaign import attack_files, attack_runs, attack_texts
@@ -28,6 +30,18 @@ from tests.campaign.table import Report, print_table, write_table
 
 __all__ = ["ATTACKS", "Plan", "campaign", "main"]
 
+# what a command imports when it needs it
+LATE: Final = (
+    "imagecodecs._png",
+    "imagecodecs._shared",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "tailprop.commands.eval",
+    "tailprop.commands.predict",
+    "tailprop.commands.train",
+    "tailprop.tasks.common.pages",
+    "typeguard",
+)
 Act = Callable[[Subject, Random, Path], Iterator[Verdict]]
 
 
@@ -94,8 +108,11 @@ def _progress(tally: Tally) -> tuple[int, float]:
 
 
 def _import_everything() -> None:
-    """Before the forks; nothing is computed, so that no thread is running when a child is forked."""
+    """Before the forks; nothing is computed with PyTorch, so that no thread is running when a child is forked."""
     torch.set_num_threads(1)
+    Image.init()
+    for name in LATE:
+        import_module(name)
     for spec in map(find_spec, TASKS):
         for part in (spec.task, spec.load, spec.evaluate, spec.predict):
             spec.part(part)

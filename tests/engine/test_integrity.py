@@ -1,7 +1,9 @@
 """Damage to the files of a run is noticed before they are used, and other files of the run replace the damaged one."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +243,22 @@ def test_checkpoint_with_other_contents_is_refused(run: Path, capsys: pytest.Cap
     for change in ({"position": {"loss_sum": 1}}, {"rng": [7]}, {"position": 3}, {"model": [1]}):
         checkpoint.save(run / "last.pt", payload | change)
         assert_refused(["train", str(run), "--run.resume"], "last.pt is not a checkpoint of this run", capsys)
+
+
+@pytest.mark.parametrize("name", ["last.pt", "best.pt", "model.safetensors", "metrics.jsonl", "manifest.json", ".lock"])
+def test_pipe_in_a_run_folder_is_refused(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Opening it would wait for someone to write into it. A run folder may come from elsewhere."""
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    signal.alarm(60)  # a hang ends the tests
+    assert_refused(["train", str(run), "--run.resume"], f"{name} is not a file", capsys)
+    assert not is_intact(run / name)
+    assert tailprop.load(run).names == tuple("0123456789")
+    signal.alarm(0)
+
+
+def test_results_do_not_replace_files_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("model.safetensors", "best.pt", "config.yaml", "metrics.jsonl"):
+        before = (run / name).read_bytes()
+        assert_refused(["eval", str(run), "--out", str(run / name)], f"{name} would be replaced", capsys)
+        assert (run / name).read_bytes() == before

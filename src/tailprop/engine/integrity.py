@@ -9,6 +9,7 @@ faster, but was made for short messages. results/verify.csv has the time for the
 import hashlib
 import os
 import re
+import stat
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -56,6 +57,8 @@ def seal(path: Path) -> None:
 def check_intact(path: Path) -> None:
     """Raise if a checkpoint or exported weights were damaged since they were written; files without a hash pass."""
     found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for someone to write into it
+        raise ValueError(f"{path} is not a file")
     _check(path, found.st_ino, found.st_size, found.st_mtime_ns)
 
 

@@ -57,6 +57,7 @@ class RunFolder:
         resume, overwrite = config.run.resume, config.run.overwrite
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; name a folder with --run.out")
+        self._check_kinds()
         if self.lock.exists():
             self.acquire()
         before = read_config(self.path) if self.config.exists() else None  # raises if config.yaml is not ours
@@ -72,6 +73,12 @@ class RunFolder:
             )
         if before is not None and resume:
             check_unchanged(before, config, self.path)
+
+    def _check_kinds(self) -> None:
+        """Raise if a file of the run is a pipe, a socket or a folder: opening a pipe would wait for its other end."""
+        for path in (self.lock, *self._files()):
+            if path.exists() and (path.is_fifo() or path.is_socket() or path.is_dir()):
+                raise ValueError(f"{path} is not a file; remove it, or change --run.out")
 
     def begin(self, config: TaskConfig, launch: str = "") -> None:
         """Prepare the folder. Called last, so that an error in the settings does not delete the old run."""
