@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -214,28 +215,63 @@ def test_nothing_that_is_not_finite_is_saved(value: float, tmp_path: Path) -> No
     check_all_finite({"a": torch.zeros(0), "b": torch.tensor([2**31]), "c": torch.ones(2, dtype=torch.bfloat16), "d": None})
 
 
+def corrupt_at(number: int, spoil: Callable[[TrainState], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step after which a tensor is NaN. The loss is computed before the step, so it is finite."""
+    step = TrainState.step
+
+    def corrupt(self: TrainState, task: Any, batches: list[Any], lr: float, done: int) -> torch.Tensor:
+        loss = step(self, task, batches, lr, done)
+        if done == number:
+            with torch.no_grad():
+                spoil(self).fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(TrainState, "step", corrupt)
+
+
+def a_weight(state: TrainState) -> torch.Tensor:
+    return next(iter(state.model.parameters()))
+
+
+def a_moment(state: TrainState) -> torch.Tensor:
+    return next(iter(state.optimizer.state.values()))["exp_avg"]
+
+
 def test_diverged_weights_stop_the_run_and_earlier_checkpoints_are_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The loss is computed before the step that corrupts the weights, so it is finite."""
     recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0})
-    step = TrainState.step
-
-    def corrupt_at_6(self: TrainState, task: Any, batches: list[Any], lr: float, number: int) -> torch.Tensor:
-        loss = step(self, task, batches, lr, number)
-        if number == 6:
-            with torch.no_grad():
-                next(iter(self.model.parameters())).fill_(float("nan"))
-        return loss
-
-    monkeypatch.setattr(TrainState, "step", corrupt_at_6)
-    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
-    assert tailprop_cli.main(command) == 2
-    error = capsys.readouterr().err
-    assert "is not finite after step 6; earlier checkpoints are intact" in error
+    corrupt_at(6, a_weight, monkeypatch)
+    assert_refused(
+        ["train", str(recipe), "--run.out", str(tmp_path / "run")],
+        "is not finite after step 6; earlier checkpoints are intact",
+        capsys,
+    )
     payload = checkpoint.load(tmp_path / "run" / "last.pt")
     assert payload["position"]["global_step"] == 4
     check_all_finite(payload)
+
+
+def test_divergence_before_the_first_checkpoint_promises_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0, "save_every": 1})
+    corrupt_at(1, a_weight, monkeypatch)
+    message = (
+        "is not finite after step 1; there is no checkpoint yet: restart the run (--run.overwrite) with a lower --optim.lr"
+    )
+    assert_refused(["train", str(recipe), "--run.out", str(tmp_path / "run")], message, capsys)
+
+
+def test_finite_weights_are_not_exported_with_an_optimizer_that_is_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Export and checkpoint belong together: neither is written."""
+    recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0, "save_every": 100})
+    corrupt_at(11, a_moment, monkeypatch)  # the last step of the first epoch, whose weights would be the best
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert_refused(command, "is not finite after step 11; there is no checkpoint yet", capsys)
+    assert not [path.name for path in (tmp_path / "run").iterdir() if path.suffix in (".pt", ".safetensors")]
 
 
 def test_checkpoint_with_other_contents_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
