@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -245,6 +247,19 @@ def test_corrupt_footer_is_refused_by_name_and_ends_no_process(tmp_path: Path) -
         check_shards([root / "train-00000-of-00002.parquet", shard], ["image"], ["label"])
     with pytest.raises(ValueError, match=r"train-00001-of-00002\.parquet is corrupt"):
         Parquet(root, "train")
+
+
+def test_shard_that_is_no_file(tmp_path: Path) -> None:
+    """Opening a pipe would wait for someone to write into it."""
+    make_snapshot(tmp_path, {"train": [0, 1, 2, 1]}, shards=1, classes=3)
+    pipe, link, folder = (tmp_path / f"train-0000{number}-of-00001.parquet" for number in (1, 2, 3))
+    for shard, make in ((pipe, os.mkfifo), (link, lambda path: path.symlink_to("nowhere")), (folder, Path.mkdir)):
+        make(shard)
+        signal.alarm(60)  # a hang ends the tests
+        with pytest.raises(ValueError, match=rf"{shard.name} is not a file, or a link that leads nowhere"):
+            Parquet(tmp_path, "train")
+        signal.alarm(0)
+        folder.rmdir() if shard == folder else shard.unlink()
 
 
 def test_shard_that_is_truncated_while_it_is_open(tmp_path: Path) -> None:

@@ -129,9 +129,15 @@ def _find_shards(root: Path, split: str) -> list[Path]:
     for folder in (root, root / "data"):
         for name in SPLITS[split]:
             if shards := sorted(folder.glob(f"{name}-*.parquet")):
-                return shards
+                return [_check_is_file(shard) for shard in shards]
     wanted = " or ".join(f"{name}-*.parquet" for name in SPLITS[split])
     raise ValueError(f"no {wanted} under {root}; give the folder of a Hugging Face image snapshot")
+
+
+def _check_is_file(shard: Path) -> Path:
+    if not shard.is_file():  # opening a pipe would wait for someone to write into it
+        raise ValueError(f"{shard} is not a file, or a link that leads nowhere; remove it")
+    return shard
 
 
 def _check_shards(shards: Sequence[Path]) -> list[Any]:
