@@ -20,6 +20,7 @@ from tailprop.engine import checkpoint
 from tailprop.engine.integrity import UNSEALED, check_all_finite, check_intact, is_intact, seal
 from tailprop.engine.run_folder import RunFolder
 from tailprop.engine.train_state import TrainState
+from tailprop.engine.trainer import Trainer
 from tests.helpers.runs import assert_refused, assert_same_run, stop_after, write_recipe
 
 
@@ -266,12 +267,29 @@ def test_divergence_before_the_first_checkpoint_promises_none(
 def test_finite_weights_are_not_exported_with_an_optimizer_that_is_not_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Export and checkpoint belong together: neither is written."""
-    recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0, "save_every": 100})
-    corrupt_at(11, a_moment, monkeypatch)  # the last step of the first epoch, whose weights would be the best
+    """Export and checkpoint belong together: neither is replaced."""
+    recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0})
+    exported: list[bytes] = []
+
+    def evaluate(self: Trainer) -> dict[str, float]:  # better after every epoch
+        exported.extend(path.read_bytes() for path in tmp_path.glob("run/model.safetensors"))
+        return {"top1": float(self.loop.epoch)}
+
+    monkeypatch.setattr(Trainer, "_evaluate", evaluate)
+    corrupt_at(22, a_moment, monkeypatch)  # the last step of the second epoch
     command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
-    assert_refused(command, "is not finite after step 11; there is no checkpoint yet", capsys)
-    assert not [path.name for path in (tmp_path / "run").iterdir() if path.suffix in (".pt", ".safetensors")]
+    assert_refused(command, "is not finite after step 22; earlier checkpoints are intact", capsys)
+    assert exported == [(tmp_path / "run" / "model.safetensors").read_bytes()]
+
+
+def test_epoch_without_a_finite_metric_is_never_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0})
+    monkeypatch.setattr(Trainer, "_evaluate", lambda _: {"top1": float("nan")})
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
+    assert "no epoch has a finite top1, so no weights were exported" in capsys.readouterr().out
+    assert not {"best.pt", "model.safetensors"} & {path.name for path in (tmp_path / "run").iterdir()}
 
 
 def test_checkpoint_with_other_contents_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,6 +309,24 @@ def test_pipe_in_a_run_folder_is_refused(name: str, run: Path, capsys: pytest.Ca
     assert not is_intact(run / name)
     assert tailprop.load(run).names == tuple("0123456789")
     signal.alarm(0)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "manifest.json", "learning.png", ".lock"])
+def test_planted_link_is_not_written_through(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml"), tmp_path / "run"
+    run.mkdir()
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    message = f"{name} is a link to {tmp_path / 'elsewhere'}, which does not exist; remove the link"
+    assert_refused(["train", str(recipe), "--run.out", str(run)], message, capsys)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_corrupt_log_is_not_copied_through_a_link(run: Path, tmp_path: Path) -> None:
+    (run / "metrics.jsonl.corrupt").symlink_to(tmp_path / "elsewhere")
+    (run / "metrics.jsonl").write_text("spoilt\n")
+    assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
+    assert (run / "metrics.jsonl.corrupt").read_text() == "spoilt\n"
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_results_do_not_replace_files_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

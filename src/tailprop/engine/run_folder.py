@@ -27,7 +27,7 @@ from tailprop.engine.integrity import check_intact, is_intact
 from tailprop.engine.run_settings import check_unchanged, read_config
 from tailprop.engine.settings import absolute_paths, config_hash, to_dict
 from tailprop.runtime.distributed import print_main
-from tailprop.utils.files import PART, explain_write_errors, write_atomically, write_json, write_text
+from tailprop.utils.files import PART, check_link, explain_write_errors, write_atomically, write_json, write_text
 from tailprop.utils.parsing import parse_json, seal_row, seal_text, sealed_row
 from tailprop.utils.text import counted, printable, say
 
@@ -75,10 +75,15 @@ class RunFolder:
             check_unchanged(before, config, self.path)
 
     def _check_kinds(self) -> None:
-        """Raise if a file of the run is a pipe, a socket or a folder: opening a pipe would wait for its other end."""
+        """Raise if a file of the run is a pipe, a socket or a folder, or a link that leads nowhere and would create a file.
+
+        Opening a pipe would wait for its other end. Checkpoints may be links to another disk before they exist.
+        """
         for path in (self.lock, *self._files()):
             if path.exists() and (path.is_fifo() or path.is_socket() or path.is_dir()):
                 raise ValueError(f"{path} is not a file; remove it, or change --run.out")
+            if path not in (self.last, self.best, self.weights):
+                check_link(path)
 
     def begin(self, config: TaskConfig, launch: str = "") -> None:
         """Prepare the folder. Called last, so that an error in the settings does not delete the old run."""
@@ -170,6 +175,7 @@ class RunFolder:
         """Keep a corrupt log under another name: it does not stop a run, and a new one takes its place."""
         aside = path.with_name(f"{path.name}.corrupt")
         with explain_write_errors(aside):
+            aside.unlink(missing_ok=True)  # a link of that name would be written through
             shutil.copyfile(path, aside)
         say(f"{path} is corrupt: it was copied to {aside.name}, and the run continues without what cannot be read", error=True)
 
