@@ -6,6 +6,7 @@ python -m tests.campaign.verify --out results/verify.csv
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import timm
@@ -20,13 +21,13 @@ from tailprop.tasks.common.bench import write_rows
 ROUNDS = 7
 
 
-def best_seconds(act: object, path: Path) -> float:
+def best_seconds(act: Callable[[Path], object], path: Path) -> float:
     """The best of some rounds. The file is in memory after the first; its time stamp changes, or the answer is remembered."""
     took = []
     for _ in range(ROUNDS):
         path.touch()
         began = time.perf_counter()
-        act(path)  # type: ignore[operator]
+        act(path)
         took.append(time.perf_counter() - began)
     return min(took)
 
