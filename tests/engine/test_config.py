@@ -230,6 +230,8 @@ def test_values_that_mean_nothing(
     ("text", "message"),
     [
         ("run: {out: ''}", "run.out is empty"),
+        ("task: [1]", "r.yaml: unknown task [1]; choose one of"),
+        ("task: {a: 1}", "r.yaml: unknown task {'a': 1}; choose one of"),
         ("optim: {lr: .inf}", "optim.lr must be finite"),
         ("model: {args: {mixer_args: {scale_init: .nan}}}", "model.args.mixer_args.scale_init must be finite"),
         ('model: {name: "a\\x1b[2J"}', "model.name has control characters: 'a\\x1b[2J'"),
