@@ -146,6 +146,16 @@ def test_class_names_come_from_the_checkpoint_if_the_export_is_corrupt(run: Path
     assert tailprop.load(run).names == tuple("abcdefghij")
 
 
+def test_loading_weights_downloads_nothing(run: Path, tmp_path: Path) -> None:
+    """The settings inside weights cannot ask for others: not for pretrained ones, and not for a file to start from."""
+    path = tmp_path / "foreign.safetensors"
+    with safe_open(run / "model.safetensors", framework="pt") as file:
+        settings = json.loads(file.metadata()["settings"])
+    settings["model"] |= {"init": "/nowhere.pt", "args": settings["model"]["args"] | {"pretrained": True}}
+    save_file(load_file(run / "model.safetensors"), path, {"settings": json.dumps(settings)})
+    assert len(tailprop.load(path).predict(torch.rand(1, 32, 32)).probabilities) == 10
+
+
 def test_changed_config_is_noticed_and_may_be_meant(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "config.yaml"
     changed = path.read_text().replace("threads: 1", "threads: 3")
