@@ -10,6 +10,7 @@ READY  := $(VENV)/ready
 TIMM   := .cache/timm/tests/test_models.py
 SEED   ?= 0
 MINUTES ?= 120
+TABLE  ?= .cache/campaign.csv
 
 .PHONY: demo test quick check docs bench campaign clean
 
@@ -27,7 +28,7 @@ docs: $(READY)
 	@echo "the site is in .cache/site"
 
 campaign: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign --seed $(SEED) --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign --seed $(SEED) --minutes $(MINUTES) --table $(TABLE)
 
 check: $(READY)
 	$(BIN)/ruff check

@@ -14,45 +14,60 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
 import torch
+from PIL import Image
 
 from tailprop.tasks import TASKS, find_spec
 from tests.campaign import attack_files, attack_runs, attack_texts
 from tests.campaign.outcomes import Outcome, Tally, Verdict
 from tests.campaign.subjects import Subject, prepare
+from tests.campaign.table import Report, print_table, write_table
 
-__all__ = ["ATTACKS", "Plan", "campaign", "main", "print_table"]
+__all__ = ["ATTACKS", "Plan", "campaign", "main"]
 
-SHOWN: Final = 8  # wrong outcomes of an attack that are printed
+# what a command imports when it needs it
+LATE: Final = (
+    "imagecodecs._png",
+    "imagecodecs._shared",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "tailprop.commands.eval",
+    "tailprop.commands.predict",
+    "tailprop.commands.train",
+    "tailprop.tasks.common.pages",
+    "typeguard",
+)
 Act = Callable[[Subject, Random, Path], Iterator[Verdict]]
 
 
 class Attack(NamedTuple):
-    """An attack on some tasks, which it takes in turns; `weight` is its share of the time."""
+    """An attack on some tasks, which it takes in turns; `goal` is the number of tries of two hours on half a core."""
 
     act: Act
+    goal: int
     tasks: tuple[str, ...] = TASKS
-    weight: float = 1.0
 
 
 ATTACKS: Final[dict[str, Attack]] = {
-    "kills": Attack(attack_runs.kill_at_random, weight=3),
-    "kills of two processes": Attack(attack_runs.kill_two_ranks, ("classify", "restore")),
-    "flipped bits": Attack(attack_runs.flip_bits, weight=3),
-    "full disk": Attack(attack_runs.fill_disk, weight=1.5),
-    "leaks": Attack(attack_runs.look_for_leaks, weight=0.5),
-    "images": Attack(attack_files.mutate_images, weight=2),
-    "COCO json": Attack(attack_files.mutate_coco, ("detect",)),
-    "label maps": Attack(attack_files.mutate_labels, ("segment",)),
-    "parquet": Attack(attack_files.mutate_parquet, ("classify",), 2),
-    "recipes": Attack(attack_texts.mutate_recipes),
-    "command lines": Attack(attack_texts.mutate_commands),
-    "checkpoints": Attack(attack_texts.hostile_checkpoints),
-    "names": Attack(attack_texts.hostile_names, weight=0.5),
+    "kills": Attack(attack_runs.kill_at_random, 110),
+    "kills of two processes": Attack(attack_runs.kill_two_ranks, 24),
+    "flipped bits": Attack(attack_runs.flip_bits, 550),
+    "full disk": Attack(attack_runs.fill_disk, 220),
+    "leaks": Attack(attack_runs.look_for_leaks, 45),
+    "logs": Attack(attack_runs.mutate_logs, 2200),
+    "images": Attack(attack_files.mutate_images, 2500),
+    "COCO json": Attack(attack_files.mutate_coco, 2200, ("detect",)),
+    "label maps": Attack(attack_files.mutate_labels, 2200, ("segment",)),
+    "parquet": Attack(attack_files.mutate_parquet, 2200, ("classify",)),
+    "recipes": Attack(attack_texts.mutate_recipes, 2200),
+    "command lines": Attack(attack_texts.mutate_commands, 2200),
+    "checkpoints": Attack(attack_texts.hostile_checkpoints, 2200),
+    "names": Attack(attack_texts.hostile_names, 220),
 }
 
 
@@ -66,34 +81,45 @@ class Plan:
     first: int = 0  # number of the first round
     only: Sequence[str] = ()  # names of attacks; none = all
     tasks: Sequence[str] = TASKS
+    table: Path | None = None  # saved as the campaign goes on
 
 
 def campaign(root: Path, plan: Plan) -> list[Tally]:
-    """Run rounds of the attacks until the time is over; the one with the least time for its weight is next."""
+    """Run rounds of the attacks until the time is over; the one that is furthest from its goal is next."""
     _import_everything()
-    names = [name for name in ATTACKS if not plan.only or name in plan.only]
+    tallies = [Tally(name) for name in ATTACKS if not plan.only or name in plan.only]
     subjects: dict[str, Subject] = {}
-    tallies = {name: Tally(name) for name in names}
-    spent, done = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
-    end = time.monotonic() + 60 * plan.minutes
-    while left := [name for name in names if time.monotonic() < end or done[name] < plan.rounds]:
-        name = min(left, key=lambda name: spent[name] / ATTACKS[name].weight)
+    report, end = Report(plan.table), time.monotonic() + 60 * plan.minutes
+    while left := [tally for tally in tallies if time.monotonic() < end or tally.rounds < plan.rounds]:
+        tally = min(left, key=_progress)
         began = time.monotonic()
-        _one_round(name, root, plan, plan.first + done[name], tallies[name], subjects)
-        done[name] += 1
-        spent[name] += time.monotonic() - began
-    return list(tallies.values())
+        _one_round(root, plan, tally, subjects)
+        tally.rounds += 1
+        tally.seconds += time.monotonic() - began
+        report.update(tallies)
+    if plan.table is not None:
+        write_table(plan.table, tallies)
+    return tallies
+
+
+def _progress(tally: Tally) -> tuple[int, float]:
+    """Every attack has a round first; some rounds have no try."""
+    return min(tally.rounds, 1), tally.counts.total() / ATTACKS[tally.name].goal
 
 
 def _import_everything() -> None:
-    """Before the forks; nothing is computed, so that no thread is running when a child is forked."""
+    """Before the forks; nothing is computed with PyTorch, so that no thread is running when a child is forked."""
     torch.set_num_threads(1)
+    Image.init()
+    for name in LATE:
+        import_module(name)
     for spec in map(find_spec, TASKS):
         for part in (spec.task, spec.load, spec.evaluate, spec.predict):
             spec.part(part)
 
 
-def _one_round(name: str, root: Path, plan: Plan, number: int, tally: Tally, subjects: dict[str, Subject]) -> None:
+def _one_round(root: Path, plan: Plan, tally: Tally, subjects: dict[str, Subject]) -> None:
+    name, number = tally.name, plan.first + tally.rounds
     own = [task for task in ATTACKS[name].tasks if task in plan.tasks] or list(ATTACKS[name].tasks)
     task = own[number % len(own)]
     if task not in subjects:
@@ -112,16 +138,6 @@ def _special_files(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if not (Path(folder, name).is_file() or Path(folder, name).is_dir())]
 
 
-def print_table(tallies: Sequence[Tally]) -> None:
-    rows = [["attack", "tried", *(outcome.value for outcome in Outcome)], *(tally.cells() for tally in tallies)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]))
-    for tally in tallies:
-        for line in list(dict.fromkeys(tally.details))[:SHOWN]:
-            print(f"wrong: {line!r}")
-
-
 def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
@@ -131,9 +147,11 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--round", type=int, default=0, help="the first round of each attack, to repeat it")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--keep", type=Path, help="folder for the files of wrong outcomes; default: a temporary one")
+    parser.add_argument("--table", type=Path, help="a CSV file for the counts, saved every minute")
     given = parser.parse_args(args)
     root = given.keep or Path(tempfile.mkdtemp(prefix="campaign"))
-    tallies = campaign(root.resolve(), Plan(given.seed, given.minutes, given.rounds, given.round, given.only, given.tasks))
+    plan = Plan(given.seed, given.minutes, given.rounds, given.round, given.only, given.tasks, given.table)
+    tallies = campaign(root.resolve(), plan)
     print_table(tallies)
     is_wrong = any(tally.counts[Outcome.WRONG] for tally in tallies)
     if is_wrong:

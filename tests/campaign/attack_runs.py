@@ -1,31 +1,39 @@
 """Attacks on runs: kills at random moments, flipped bits in every file, full disks, leaks."""
 
+import contextlib
+import json
 import os
+import resource
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from tests.campaign.mutate import flip_bit
+from tests.campaign.mutate import HOSTILE, flip_bit, mutate_bytes, mutate_value
 from tests.campaign.outcomes import RIGHT, Verdict, judge_exit, wrong
 from tests.campaign.processes import Done, Started, attempt, is_running, run, start, stop, wait
 from tests.campaign.subjects import Subject, digest, digest_of_run, epochs_logged
 
-__all__ = ["fill_disk", "flip_bits", "kill_at_random", "kill_two_ranks", "look_for_leaks"]
+__all__ = ["fill_disk", "flip_bits", "kill_at_random", "kill_two_ranks", "look_for_leaks", "mutate_logs"]
 
 KILLS = 4  # of each run
+FILES = 40  # mutated logs of a round
+EPOCHS = 16  # of a training whose memory is observed
 
 
 def kill_at_random(subject: Subject, rng: Random, work: Path, ranks: int = 1) -> Iterator[Verdict]:
-    """Kill a run several times, resume it to the end, and compare. Every kill is a try."""
+    """Kill a run until it is done, resume it, and compare. Every kill is a try."""
     out, kills = work / "run", 0
     for _ in range(KILLS):
         started = start(subject.train(out), subject.home, ranks)
-        _wait_a_moment(started, out, rng)
-        kills += is_running(started)
+        _wait_a_moment(started, out, rng, subject.seconds * ranks)
+        was_killed = is_running(started)
         stop(started)
         done = wait(started)
+        kills += was_killed
+        if not was_killed:
+            break
         if done.code not in (0, -9) and ranks == 1:
             yield wrong(f"before a kill: exit {done.code}: {done.err[-600:]}")
     done = run(subject.train(out), subject.home, ranks)
@@ -43,13 +51,13 @@ def _has_finished(out: Path, subject: Subject) -> bool:
     return epochs_logged(out) == 2 and digest_of_run(out) == digest_of_run(reference)
 
 
-def _wait_a_moment(started: Started, out: Path, rng: Random) -> None:
-    """A random moment, one soon after a line of the log, or one while a file is written."""
+def _wait_a_moment(started: Started, out: Path, rng: Random, seconds: float) -> None:
+    """A random moment of a run that takes so many seconds, one soon after a line of the log, or one while a file is written."""
     kind, deadline = rng.randrange(3), time.monotonic() + 60
     if kind == 0:
-        time.sleep(rng.uniform(0, 3))
+        time.sleep(rng.uniform(0, 0.8 * seconds))
         return
-    log, lines = out / "metrics.jsonl", rng.randint(1, 8)
+    log, lines = out / "metrics.jsonl", rng.randint(1, 4)
     before = _count(log)
     while is_running(started) and time.monotonic() < deadline:
         if kind == 1 and _count(log) >= before + lines:
@@ -73,8 +81,7 @@ def flip_bits(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
     resumes = rng.random() < 0.5
     folder = subject.stopped(work / "run") if resumes else Path(shutil.copytree(subject.whole, work / "run"))
     names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 0)
-    used = [name for name in names if name.suffix in (".pt", ".safetensors", ".yaml", ".json", ".jsonl")]
-    path = folder / rng.choice(used if rng.random() < 0.8 else names)
+    path = folder / rng.choice(names)
     path.write_bytes(flip_bit(path.read_bytes(), rng))
     if resumes:
         done = run(subject.train(folder), subject.home)
@@ -90,10 +97,11 @@ def flip_bits(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
 def fill_disk(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
     """No file may become larger than a random size. A command that meets it names the file; nothing saved before is lost."""
     kind = rng.choice(("train", "resume", "predict", "eval"))
-    limit = int(2 ** rng.uniform(12, 21))  # at least what standard error needs, which is a file here
+    sizes = [path.stat().st_size for path in subject.whole.rglob("*") if path.is_file()]
+    limit = rng.randrange(max(1, rng.choice(sizes)))  # between 0 and the size of a file of a run
     if kind in ("train", "resume"):
         out = work / "run" if kind == "train" else subject.stopped(work / "run")
-        done = run(subject.train(out), subject.home, largest_file=limit)
+        done = run(subject.train(out), subject.home, limits={resource.RLIMIT_FSIZE: limit})
         verdict = _judge_full(done, f"{kind}, {limit} bytes")
         after = run(subject.train(out), subject.home)
         same = after.code == 0 and digest_of_run(out) == subject.result
@@ -101,7 +109,7 @@ def fill_disk(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
         return
     out = work / "out"
     args = subject.predict(subject.whole, subject.image, out) if kind == "predict" else subject.evaluate(subject.whole, out)
-    yield _judge_full(run(args, subject.home, largest_file=limit), f"{kind}, {limit} bytes")
+    yield _judge_full(run(args, subject.home, limits={resource.RLIMIT_FSIZE: limit}), f"{kind}, {limit} bytes")
 
 
 def _judge_full(done: Done, what: str) -> Verdict:
@@ -109,6 +117,60 @@ def _judge_full(done: Done, what: str) -> Verdict:
     if done.code == 2 and "cannot write" not in done.err:
         return wrong(f"{what}: the message does not name a file that cannot be written: {done.err[-300:]}")
     return verdict
+
+
+def mutate_logs(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
+    """Mutated logs and manifests of a stopped run: they never block it. One run of them is resumed to its end."""
+    folder = subject.stopped(work / "run")
+    names = ("metrics.jsonl", "manifest.json", "history.csv", "launch.txt")
+    tries: list[tuple[str, Callable[[], object]]] = []
+    for number in range(FILES):
+        home, step = work / str(number), rng.randrange(8)
+        home.mkdir()
+        for name in names[:2]:
+            home.joinpath(name).write_bytes(_mutated_log((folder / name).read_bytes(), rng))
+        tries.append((f"log {number}", lambda home=home, step=step: _continue_log(home, step)))
+    yield from attempt(tries)
+    for name in names:
+        (folder / name).write_bytes(
+            _mutated_log((folder / name).read_bytes() if (folder / name).exists() else b"a,b\n1,2\n", rng)
+        )
+    done = run(subject.train(folder), subject.home)
+    same = done.code == 0 and digest_of_run(folder) == subject.result
+    yield (
+        judge_exit(done.code, done.err, same, "resumed with other logs")
+        if same
+        else wrong(f"logs: exit {done.code}: {done.err}")
+    )
+
+
+def _mutated_log(data: bytes, rng: Random) -> bytes:
+    """A changed line, or changed bytes."""
+    if rng.random() < 0.5:
+        return mutate_bytes(data, rng)
+    lines = data.split(b"\n")
+    place = rng.randrange(len(lines))
+    try:
+        lines[place] = json.dumps(mutate_value(json.loads(lines[place]), rng)).encode()
+    except ValueError:
+        lines[place] = json.dumps(rng.choice(HOSTILE)).encode()
+    return b"\n".join(lines)
+
+
+def _continue_log(home: Path, step: int) -> None:
+    """What a resume does with the logs; afterwards both are well-formed."""
+    from tailprop.engine.run_folder import RunFolder
+
+    folder = RunFolder(home)
+    try:
+        manifest = folder.read_manifest()
+        folder.rewind(step, step // 4)
+        folder.write_manifest(manifest | {"continued": [*manifest.get("continued", []), {}]})
+        rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    except (ValueError, OSError) as error:
+        raise AssertionError(f"a log blocks its run: {error}") from error
+    assert all(int(row["step"]) <= step for row in rows), "the log holds steps of the future"
+    assert folder.read_manifest()["continued"], "the manifest was not written"
 
 
 def look_for_leaks(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
@@ -131,10 +193,28 @@ def look_for_leaks(subject: Subject, rng: Random, work: Path) -> Iterator[Verdic
 
     yield from attempt([(f"leaks of {subject.task}", predict_many)], seconds=300)
     shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
-    done = run([*subject.train(work / "run"), "--data.workers", "2"], subject.home)
+    started = start([*subject.train(work / "run"), "--data.workers", "2", "--optim.epochs", str(EPOCHS)], subject.home)
+    early, late = _observe(started, work / "run")
+    done = wait(started)
+    is_level = late[0] < early[0] + EPOCHS // 4 and late[1] < early[1] + 40e6  # a file may be open when it is looked at
+    yield RIGHT if is_level else wrong(f"descriptors and memory of a training: {early} in its middle, {late} near its end")
     left = set(os.listdir("/dev/shm")) - shared  # noqa: PTH208
     own = {name for name in left if "torch" in name}
     yield judge_exit(done.code, done.err, not own, f"left in /dev/shm: {own}")
+
+
+def _observe(started: Started, out: Path) -> tuple[tuple[int, float], tuple[int, float]]:
+    """The most descriptors and the most memory of a training, in the quarter before its middle and in the last quarter."""
+    seen: list[tuple[int, int, float]] = []
+    while is_running(started):
+        epochs = epochs_logged(out)
+        with contextlib.suppress(OSError, IndexError):  # it ends meanwhile
+            descriptors, _, memory = _resources(started.children[0])
+            seen.append((epochs, descriptors, memory))
+        time.sleep(0.05)
+    quarters = [[s[1:] for s in seen if low <= s[0] / EPOCHS < low + 0.25] or [(0, 0.0)] for low in (0.25, 0.75)]
+    first, last = [(max(q[0] for q in quarter), max(q[1] for q in quarter)) for quarter in quarters]
+    return first, last
 
 
 def _predict(loaded: object, sizes: list[tuple[int, int]]) -> None:
@@ -144,8 +224,8 @@ def _predict(loaded: object, sizes: list[tuple[int, int]]) -> None:
         loaded.predict(torch.rand(3, height, width))  # type: ignore[attr-defined]
 
 
-def _resources() -> tuple[int, int, float]:
+def _resources(process: int | str = "self") -> tuple[int, int, float]:
     """Open descriptors, entries of /dev/shm, and resident memory in bytes."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     shared = sum("torch" in name for name in os.listdir("/dev/shm"))  # noqa: PTH208
-    return len(list(Path("/proc/self/fd").iterdir())), shared, pages * os.sysconf("SC_PAGE_SIZE")
+    return len(list(Path(f"/proc/{process}/fd").iterdir())), shared, pages * os.sysconf("SC_PAGE_SIZE")

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from tests.campaign.subjects import Subject
 __all__ = ["hostile_checkpoints", "hostile_names", "mutate_commands", "mutate_recipes"]
 
 TRIES = 40  # of a round
+RUNS = 2  # commands of a round that are run to their end
+MEMORY = 8 << 30  # bytes of address space for them
 NAME = "a\x1b[2J\u202eb"  # clears the screen, and reverses what follows
 
 
@@ -54,7 +57,7 @@ def _parse_and_dump(parse: Callable[[list[str]], Any], path: Path) -> None:
     assert config.run.out != Path(), "the run would be in the working directory"
 
 
-def mutate_commands(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:  # noqa: ARG001 - nothing is written
+def mutate_commands(subject: Subject, rng: Random, work: Path) -> Iterator[Verdict]:
     """Options with hostile values, and options that do not exist, for train, eval and predict."""
     from tailprop.commands import eval as evaluate
     from tailprop.commands import predict, train
@@ -79,6 +82,14 @@ def mutate_commands(subject: Subject, rng: Random, work: Path) -> Iterator[Verdi
             args[rng.randrange(len(args))] = _text(rng.choice(HOSTILE))
         tries.append((f"{command} {args}"[:400], lambda command=command, args=args: _parse(parsers[command], args, subject)))
     yield from attempt(tries)
+    command = rng.choice(("eval", "predict"))
+    options = [name for name in option_names(kinds[command]) if not name.endswith("out")]
+    for number in range(RUNS):  # these are not only parsed
+        out, values = work / str(number), _values(rng)
+        args = subject.evaluate(subject.whole, out) if command == "eval" else subject.predict(subject.whole, subject.image, out)
+        args += [rng.choice(options), *(value for value in values if "/" not in value)]
+        done = run(args, subject.home, limits={resource.RLIMIT_AS: MEMORY})
+        yield judge_exit(done.code, done.err, True, f"{args}"[:400])
 
 
 def _values(rng: Random) -> list[str]:

@@ -58,6 +58,8 @@ class Tally:
     """The row of an attack."""
 
     name: str
+    rounds: int = 0
+    seconds: float = 0.0
     counts: Counter[Outcome] = field(default_factory=Counter)
     details: list[str] = field(default_factory=list)
 

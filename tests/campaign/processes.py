@@ -4,24 +4,27 @@ The parent has imported everything and computed nothing: a child starts in milli
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import tailprop_cli
 from tests.campaign.outcomes import Outcome, Verdict, judge_error, wrong
 
 __all__ = ["Done", "Started", "attempt", "is_running", "run", "start", "stop", "wait"]
 
+Limits = Mapping[int, int]  # of resources, such as RLIMIT_FSIZE
+NO_LIMITS: Final[Limits] = {}
+PRINTED = 1 << 20  # bytes; the most a pipe holds for everybody
 TIMEOUT = 120.0  # seconds; longer is a hang
 
 
@@ -39,22 +42,31 @@ class Started:
     """A command that is running, one process for each rank."""
 
     children: tuple[int, ...]
-    folder: Path  # of its output
+    output: tuple[int, int]  # pipes, which are large enough for what is printed: a full disk must not silence a command
 
 
-def start(args: Sequence[str], cwd: Path, ranks: int = 1, largest_file: int | None = None) -> Started:
-    """Start a command; no file may become larger than `largest_file`, as on a full disk."""
-    folder, children = Path(tempfile.mkdtemp(prefix="campaign")), []
+def start(args: Sequence[str], cwd: Path, ranks: int = 1, limits: Limits = NO_LIMITS) -> Started:
+    """Start a command with limits of its resources: no large file is a full disk."""
+    (out, out_end), (err, err_end), children = _pipe(), _pipe(), []
     places = _places(ranks)
     sys.stdout.flush()
     for place in places:
         child = os.fork()
         if child == 0:
-            _become(args, cwd, folder, place, largest_file)
+            _become(args, cwd, (out_end, err_end), place, limits)
         with contextlib.suppress(OSError):  # also done by the child: whoever comes first
             os.setpgid(child, child)
         children.append(child)
-    return Started(tuple(children), folder)
+    os.close(out_end)
+    os.close(err_end)
+    return Started(tuple(children), (out, err))
+
+
+def _pipe() -> tuple[int, int]:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PRINTED)
+    os.set_blocking(reading, False)
+    return reading, writing
 
 
 def _places(ranks: int) -> list[dict[str, str]]:
@@ -67,18 +79,18 @@ def _places(ranks: int) -> list[dict[str, str]]:
     return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **world} for rank in range(ranks)]
 
 
-def _become(args: Sequence[str], cwd: Path, folder: Path, place: dict[str, str], largest_file: int | None) -> NoReturn:
+def _become(args: Sequence[str], cwd: Path, output: tuple[int, int], place: dict[str, str], limits: Limits) -> NoReturn:
     code: Any = 1
     try:
         os.setpgid(0, 0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, name in enumerate(("out", "err"), start=1):
-            os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        for number, end in enumerate(output, start=1):
+            os.dup2(end, number)
         os.environ.update(place)
         os.chdir(cwd)
         sys.argv = ["tailprop", *args]
-        if largest_file is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+        for kind, most in limits.items():
+            resource.setrlimit(kind, (most, most))
         code = tailprop_cli.main(list(args))
     except SystemExit as stopped:
         code = stopped.code or 0
@@ -119,11 +131,18 @@ def wait(started: Started, timeout: float = TIMEOUT) -> Done:
             deadline = time.monotonic() + timeout
         else:
             time.sleep(0.005)
-    texts = [(started.folder / name).read_bytes().decode(errors="replace") for name in ("out", "err")]
-    for name in ("out", "err"):
-        (started.folder / name).unlink()
-    started.folder.rmdir()
-    return Done(next((code for code in codes if code != 0), 0), *texts)
+    out, err = map(_drain, started.output)
+    return Done(next((code for code in codes if code != 0), 0), out, err)
+
+
+def _drain(pipe: int) -> str:
+    """What was printed. A process that outlives its parent may still hold the other end, so this does not wait for it."""
+    text = b""
+    with contextlib.suppress(BlockingIOError):
+        while part := os.read(pipe, PRINTED):
+            text += part
+    os.close(pipe)
+    return text.decode(errors="replace")
 
 
 def _any(children: set[int]) -> tuple[int, int]:
@@ -134,9 +153,9 @@ def _any(children: set[int]) -> tuple[int, int]:
     return 0, 0
 
 
-def run(args: Sequence[str], cwd: Path, ranks: int = 1, largest_file: int | None = None) -> Done:
+def run(args: Sequence[str], cwd: Path, ranks: int = 1, limits: Limits = NO_LIMITS) -> Done:
     """The result of a command."""
-    return wait(start(args, cwd, ranks, largest_file))
+    return wait(start(args, cwd, ranks, limits))
 
 
 def attempt(

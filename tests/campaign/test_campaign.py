@@ -64,7 +64,7 @@ def test_wrong_outcomes_are_told_and_fail(
     def act(*_: object) -> list[Verdict]:
         return [Verdict(Outcome.RIGHT), wrong("exit -11")]
 
-    monkeypatch.setattr(campaign, "ATTACKS", {"kills": campaign.Attack(act)})
+    monkeypatch.setattr(campaign, "ATTACKS", {"kills": campaign.Attack(act, 1)})
     monkeypatch.setattr(campaign, "prepare", lambda *_: None)
     assert campaign.main(["--minutes", "0", "--keep", str(tmp_path)]) == 1
     out = capsys.readouterr().out

@@ -198,3 +198,5 @@ def test_hostile_text_in_an_error_message_is_escaped(capsys: pytest.CaptureFixtu
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert "\\x1b[2J\\u202e" in error
+    assert tailprop_cli._print_error("a\x1b[2J\u202eb") == 2  # whatever raised it
+    assert capsys.readouterr().err == "tailprop: a\\x1b[2J\\u202eb\n"

@@ -215,6 +215,7 @@ def test_rates_must_be_finite(option: str, value: str, capsys: pytest.CaptureFix
         (["--run.out", ""], "an option is given an empty value"),
         (["--model.args", f"depths={'[' * 2000}"], "the value of depths is not YAML: it is nested too deeply"),
         (["--model.args", "a=1", "a.b=2"], "a.b is given a value and a part with a value"),
+        (["--model.args", "depths=[1, 2147483648]"], "model.args has the number 2147483648, which is too large"),
         (["--model.args", "checkpoint_path=x.pt"], "model.args checkpoint_path is not supported"),
     ],
 )
@@ -230,6 +231,8 @@ def test_values_that_mean_nothing(
     ("text", "message"),
     [
         ("run: {out: ''}", "run.out is empty"),
+        ("task: [1]", "r.yaml: unknown task [1]; choose one of"),
+        ("task: {a: 1}", "r.yaml: unknown task {'a': 1}; choose one of"),
         ("optim: {lr: .inf}", "optim.lr must be finite"),
         ("model: {args: {mixer_args: {scale_init: .nan}}}", "model.args.mixer_args.scale_init must be finite"),
         ('model: {name: "a\\x1b[2J"}', "model.name has control characters: 'a\\x1b[2J'"),

@@ -1,7 +1,10 @@
 """Damage to the files of a run is noticed before they are used, and other files of the run replace the damaged one."""
 
 import json
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ import tailprop
 import tailprop_cli
 from tailprop.engine import checkpoint
 from tailprop.engine.integrity import UNSEALED, check_all_finite, check_intact, is_intact, seal
+from tailprop.engine.run_folder import RunFolder
 from tailprop.engine.train_state import TrainState
+from tailprop.engine.trainer import Trainer
 from tests.helpers.runs import assert_refused, assert_same_run, stop_after, write_recipe
 
 
@@ -141,6 +146,16 @@ def test_class_names_come_from_the_checkpoint_if_the_export_is_corrupt(run: Path
     assert tailprop.load(run).names == tuple("abcdefghij")
 
 
+def test_loading_weights_downloads_nothing(run: Path, tmp_path: Path) -> None:
+    """The settings inside weights cannot ask for others: not for pretrained ones, and not for a file to start from."""
+    path = tmp_path / "foreign.safetensors"
+    with safe_open(run / "model.safetensors", framework="pt") as file:
+        settings = json.loads(file.metadata()["settings"])
+    settings["model"] |= {"init": "/nowhere.pt", "args": settings["model"]["args"] | {"pretrained": True}}
+    save_file(load_file(run / "model.safetensors"), path, {"settings": json.dumps(settings)})
+    assert len(tailprop.load(path).predict(torch.rand(1, 32, 32)).probabilities) == 10
+
+
 def test_changed_config_is_noticed_and_may_be_meant(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "config.yaml"
     changed = path.read_text().replace("threads: 1", "threads: 3")
@@ -162,6 +177,21 @@ def test_corrupt_log_is_set_aside(spoilt: bytes, run: Path, capsys: pytest.Captu
     assert spoilt in (run / "metrics.jsonl.corrupt").read_bytes()
 
 
+def test_changed_digit_in_the_log_is_noticed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder(run)
+    rows = folder.read_log()
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1, 2]
+    place = folder.metrics.read_bytes().index(b'"loss": ') + 10
+    changed = bytearray(folder.metrics.read_bytes())
+    changed[place] ^= 1  # another digit
+    folder.metrics.write_bytes(changed)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is corrupt: 1 line cannot be read"):
+        folder.read_log()
+    assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
+    assert "metrics.jsonl is corrupt" in capsys.readouterr().err
+    assert folder.read_log() == rows[1:]
+
+
 @pytest.mark.parametrize("change", [b"\xff", b"[" * 100_000, b'{"continued": 5}', b"[1]", b"null"])
 def test_corrupt_manifest_is_set_aside(
     change: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -176,8 +206,6 @@ def test_corrupt_manifest_is_set_aside(
 
 
 def test_changed_number_in_the_manifest_is_noticed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tailprop.engine.run_folder import RunFolder
-
     path = run / "manifest.json"
     assert RunFolder(run).read_manifest()["processes"] == 1
     path.write_text(path.read_text().replace('"processes": 1', '"processes": 3'))
@@ -198,28 +226,80 @@ def test_nothing_that_is_not_finite_is_saved(value: float, tmp_path: Path) -> No
     check_all_finite({"a": torch.zeros(0), "b": torch.tensor([2**31]), "c": torch.ones(2, dtype=torch.bfloat16), "d": None})
 
 
+def corrupt_at(number: int, spoil: Callable[[TrainState], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step after which a tensor is NaN. The loss is computed before the step, so it is finite."""
+    step = TrainState.step
+
+    def corrupt(self: TrainState, task: Any, batches: list[Any], lr: float, done: int) -> torch.Tensor:
+        loss = step(self, task, batches, lr, done)
+        if done == number:
+            with torch.no_grad():
+                spoil(self).fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(TrainState, "step", corrupt)
+
+
+def a_weight(state: TrainState) -> torch.Tensor:
+    return next(iter(state.model.parameters()))
+
+
+def a_moment(state: TrainState) -> torch.Tensor:
+    return next(iter(state.optimizer.state.values()))["exp_avg"]
+
+
 def test_diverged_weights_stop_the_run_and_earlier_checkpoints_are_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The loss is computed before the step that corrupts the weights, so it is finite."""
     recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0})
-    step = TrainState.step
-
-    def corrupt_at_6(self: TrainState, task: Any, batches: list[Any], lr: float, number: int) -> torch.Tensor:
-        loss = step(self, task, batches, lr, number)
-        if number == 6:
-            with torch.no_grad():
-                next(iter(self.model.parameters())).fill_(float("nan"))
-        return loss
-
-    monkeypatch.setattr(TrainState, "step", corrupt_at_6)
-    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
-    assert tailprop_cli.main(command) == 2
-    error = capsys.readouterr().err
-    assert "is not finite after step 6; earlier checkpoints are intact" in error
+    corrupt_at(6, a_weight, monkeypatch)
+    assert_refused(
+        ["train", str(recipe), "--run.out", str(tmp_path / "run")],
+        "is not finite after step 6; earlier checkpoints are intact",
+        capsys,
+    )
     payload = checkpoint.load(tmp_path / "run" / "last.pt")
     assert payload["position"]["global_step"] == 4
     check_all_finite(payload)
+
+
+def test_divergence_before_the_first_checkpoint_promises_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0, "save_every": 1})
+    corrupt_at(1, a_weight, monkeypatch)
+    message = (
+        "is not finite after step 1; there is no checkpoint yet: restart the run (--run.overwrite) with a lower --optim.lr"
+    )
+    assert_refused(["train", str(recipe), "--run.out", str(tmp_path / "run")], message, capsys)
+
+
+def test_finite_weights_are_not_exported_with_an_optimizer_that_is_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Export and checkpoint belong together: neither is replaced."""
+    recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0})
+    exported: list[bytes] = []
+
+    def evaluate(self: Trainer) -> dict[str, float]:  # better after every epoch
+        exported.extend(path.read_bytes() for path in tmp_path.glob("run/model.safetensors"))
+        return {"top1": float(self.loop.epoch)}
+
+    monkeypatch.setattr(Trainer, "_evaluate", evaluate)
+    corrupt_at(22, a_moment, monkeypatch)  # the last step of the second epoch
+    command = ["train", str(recipe), "--run.out", str(tmp_path / "run")]
+    assert_refused(command, "is not finite after step 22; earlier checkpoints are intact", capsys)
+    assert exported == [(tmp_path / "run" / "model.safetensors").read_bytes()]
+
+
+def test_epoch_without_a_finite_metric_is_never_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "small.yaml", run={"ema": 0.0})
+    monkeypatch.setattr(Trainer, "_evaluate", lambda _: {"top1": float("nan")})
+    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(tmp_path / "run")]) == 0
+    assert "no epoch has a finite top1, so no weights were exported" in capsys.readouterr().out
+    assert not {"best.pt", "model.safetensors"} & {path.name for path in (tmp_path / "run").iterdir()}
 
 
 def test_checkpoint_with_other_contents_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,3 +307,40 @@ def test_checkpoint_with_other_contents_is_refused(run: Path, capsys: pytest.Cap
     for change in ({"position": {"loss_sum": 1}}, {"rng": [7]}, {"position": 3}, {"model": [1]}):
         checkpoint.save(run / "last.pt", payload | change)
         assert_refused(["train", str(run), "--run.resume"], "last.pt is not a checkpoint of this run", capsys)
+
+
+@pytest.mark.parametrize("name", ["last.pt", "best.pt", "model.safetensors", "metrics.jsonl", "manifest.json", ".lock"])
+def test_pipe_in_a_run_folder_is_refused(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Opening it would wait for someone to write into it. A run folder may come from elsewhere."""
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    signal.alarm(60)  # a hang ends the tests
+    assert_refused(["train", str(run), "--run.resume"], f"{name} is not a file", capsys)
+    assert not is_intact(run / name)
+    assert tailprop.load(run).names == tuple("0123456789")
+    signal.alarm(0)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "manifest.json", "learning.png", ".lock"])
+def test_planted_link_is_not_written_through(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = write_recipe(tmp_path / "small.yaml"), tmp_path / "run"
+    run.mkdir()
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    message = f"{name} is a link to {tmp_path / 'elsewhere'}, which does not exist; remove the link"
+    assert_refused(["train", str(recipe), "--run.out", str(run)], message, capsys)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_corrupt_log_is_not_copied_through_a_link(run: Path, tmp_path: Path) -> None:
+    (run / "metrics.jsonl.corrupt").symlink_to(tmp_path / "elsewhere")
+    (run / "metrics.jsonl").write_text("spoilt\n")
+    assert tailprop_cli.main(["train", str(run), "--run.resume"]) == 0
+    assert (run / "metrics.jsonl.corrupt").read_text() == "spoilt\n"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_results_do_not_replace_files_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("model.safetensors", "best.pt", "config.yaml", "metrics.jsonl"):
+        before = (run / name).read_bytes()
+        assert_refused(["eval", str(run), "--out", str(run / name)], f"{name} would be replaced", capsys)
+        assert (run / name).read_bytes() == before

@@ -1,10 +1,12 @@
 """Files from outside: whatever is wrong with one is a ValueError of one line with its name."""
 
+import contextlib
+import json
 from pathlib import Path
 
 import pytest
 
-from tailprop.utils.parsing import parse_json, parse_yaml, read_text, seal_text, sealed_text
+from tailprop.utils.parsing import parse_json, parse_yaml, read_text, seal_row, seal_text, sealed_row, sealed_text
 
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"{chr(98 + k)}: &{chr(98 + k)} [{', '.join([f'*{chr(97 + k)}'] * 10)}]\n" for k in range(8)
@@ -60,3 +62,18 @@ def test_sealed_text_is_verified(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not a text file"):
         read_text(path)
+
+
+def test_sealed_rows_are_verified() -> None:
+    row = {"kind": "step", "loss": 0.25, "name": 'a", "crc32": "00000000"}', "step": 7}
+    line = seal_row(row).encode()
+    assert json.loads(line).keys() == {*row, "crc32"}
+    assert sealed_row(line, "x") == row
+    assert sealed_row(json.dumps(row | {"name": "b"}).encode(), "x") == row | {"name": "b"}  # of an earlier version
+    for place in range(8 * len(line)):
+        changed = bytearray(line)
+        changed[place // 8] ^= 1 << place % 8
+        with contextlib.suppress(ValueError):  # or the bit is one of the checksum's name
+            assert {name: sealed_row(bytes(changed), "x").get(name) for name in row} == row
+    with pytest.raises(ValueError, match=r"^x\.jsonl is corrupt: its checksum does not match$"):
+        sealed_row(line.replace(b"0.25", b"0.35"), "x.jsonl")

@@ -49,6 +49,7 @@ def test_lines_and_tables_are_escaped_and_are_no_markup(capsys: pytest.CaptureFi
 
 def test_excerpts_are_short_and_escaped() -> None:
     assert excerpt("x" * 100) == f"'{'x' * 36}..."
+    assert excerpt(Path("a\x1b[2J")) == r"a\x1b[2J"
     assert excerpt(["\x1b"]) == r"['\x1b']"
 
 

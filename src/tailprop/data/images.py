@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tailprop.data.broken import Broken
-from tailprop.utils.files import write_atomically
+from tailprop.utils.files import check_link, write_atomically
 
 __all__ = [
     "FORMATS",
@@ -137,8 +137,7 @@ def check_no_overwrite(paths: Sequence[Path], outputs: Sequence[Path], overwrite
     for output in outputs:
         if os.path.realpath(output) in images:
             raise ValueError(f"{output} is one of the input images and would be overwritten; choose another --out")
-        if output.is_symlink() and not output.exists():
-            raise ValueError(f"{output} is a link to {output.readlink()}, which does not exist; remove the link")
+        check_link(output)
         if output.exists() and not overwrite:
             raise ValueError(f"{output} exists; choose another --out, or give --overwrite to replace existing files")
 

@@ -13,7 +13,6 @@ launch.txt         under torchrun, the id of the launch, so that its restarts re
 
 import csv
 import errno
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -28,9 +27,9 @@ from tailprop.engine.integrity import check_intact, is_intact
 from tailprop.engine.run_settings import check_unchanged, read_config
 from tailprop.engine.settings import absolute_paths, config_hash, to_dict
 from tailprop.runtime.distributed import print_main
-from tailprop.utils.files import PART, explain_write_errors, write_atomically, write_json, write_text
-from tailprop.utils.parsing import parse_json, seal_text
-from tailprop.utils.text import printable, say
+from tailprop.utils.files import PART, check_link, explain_write_errors, write_atomically, write_json, write_text
+from tailprop.utils.parsing import parse_json, seal_row, seal_text, sealed_row
+from tailprop.utils.text import counted, printable, say
 
 try:
     import fcntl
@@ -58,6 +57,7 @@ class RunFolder:
         resume, overwrite = config.run.resume, config.run.overwrite
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; name a folder with --run.out")
+        self._check_kinds()
         if self.lock.exists():
             self.acquire()
         before = read_config(self.path) if self.config.exists() else None  # raises if config.yaml is not ours
@@ -73,6 +73,17 @@ class RunFolder:
             )
         if before is not None and resume:
             check_unchanged(before, config, self.path)
+
+    def _check_kinds(self) -> None:
+        """Raise if a file of the run is a pipe, a socket or a folder, or a link that leads nowhere and would create a file.
+
+        Opening a pipe would wait for its other end. Checkpoints may be links to another disk before they exist.
+        """
+        for path in (self.lock, *self._files()):
+            if path.exists() and (path.is_fifo() or path.is_socket() or path.is_dir()):
+                raise ValueError(f"{path} is not a file; remove it, or change --run.out")
+            if path not in (self.last, self.best, self.weights):
+                check_link(path)
 
     def begin(self, config: TaskConfig, launch: str = "") -> None:
         """Prepare the folder. Called last, so that an error in the settings does not delete the old run."""
@@ -164,12 +175,21 @@ class RunFolder:
         """Keep a corrupt log under another name: it does not stop a run, and a new one takes its place."""
         aside = path.with_name(f"{path.name}.corrupt")
         with explain_write_errors(aside):
+            aside.unlink(missing_ok=True)  # a link of that name would be written through
             shutil.copyfile(path, aside)
         say(f"{path} is corrupt: it was copied to {aside.name}, and the run continues without what cannot be read", error=True)
 
     def log(self, row: Mapping[str, Any]) -> None:
         with explain_write_errors(self.metrics), self.metrics.open("a") as file:
-            file.write(json.dumps({**row, "time": round(time.time(), 1)}) + "\n")
+            file.write(seal_row({**row, "time": round(time.time(), 1)}) + "\n")
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The lines of the log but one that is being written; raises if one is corrupt."""
+        *lines, _unfinished = self.metrics.read_bytes().split(b"\n") if self.metrics.is_file() else [b""]
+        rows = [row for row in map(_parse_row, lines) if row is not None]
+        if len(rows) < len(lines):
+            raise ValueError(f"{self.metrics} is corrupt: {counted(len(lines) - len(rows), 'line')} cannot be read")
+        return rows
 
     def write_history(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Write the epochs as a table with a column for each metric."""
@@ -216,7 +236,7 @@ def _short(value: float) -> str:
 def _parse_row(line: bytes) -> dict[str, Any] | None:
     """A line of the log; None if it is corrupt."""
     try:
-        row = parse_json(line, "")
+        row = sealed_row(line, "")
         int(row["step"]), str(row["kind"]), int(row.get("epoch", 0))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None

@@ -4,7 +4,6 @@ Every network is trained on the same crops in the same order, with the same shap
 Finished runs are kept, so the study can be run in parts (--only), and the table is written from all finished runs.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from tailprop.tasks.restore.config import RestoreConfig
 from tailprop.tasks.restore.model import RESTORERS
 from tailprop.tasks.restore.task import Restoration
 from tailprop.utils.files import write_json
+from tailprop.utils.parsing import parse_json
 from tailprop.utils.terminal import Console, Table
 from tailprop.utils.validation import check_choice
 
@@ -70,7 +70,7 @@ def run(study: RestorerStudy) -> None:
     for name in study.only:
         if not (study.runs / name / DONE).exists():
             _train(study, name, seconds[name], world)
-    rows = [json.loads(path.read_text()) for path in sorted(study.runs.glob(f"*/{DONE}"))]
+    rows = [_read(path) for path in sorted(study.runs.glob(f"*/{DONE}"))]
     if not rows:
         raise ValueError(f"no finished run in {study.runs}; choose networks to train with --only")
     _check_same_study(rows, study)
@@ -130,7 +130,7 @@ def _seconds_per_step(study: RestorerStudy, world: World, rounds: int = 6) -> di
         steps = {name: _step(_config(study, name), world) for name in dict.fromkeys((*NETWORKS, *study.only))}
         took = [{name: step() for name, step in steps.items()} for _ in range(rounds + 1)][1:]
         write_json(path, {name: statistics.median(each[name] for each in took) for name in steps})
-    seconds: dict[str, float] = json.loads(path.read_text())
+    seconds = _read(path)
     if missing := set(study.only) - set(seconds):
         raise ValueError(f"{path} has no step time for {', '.join(sorted(missing))}; delete it, or choose another --runs")
     return seconds
@@ -152,6 +152,13 @@ def _step(config: RestoreConfig, world: World) -> Callable[[], float]:
     return step
 
 
+def _read(path: Path) -> dict[str, Any]:
+    found = parse_json(path.read_bytes(), path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is corrupt; delete it, or choose another --runs")
+    return found
+
+
 def _check_same_study(rows: Sequence[dict[str, Any]], study: RestorerStudy) -> None:
     """Raise unless all runs have the recipe and training time of this study."""
     for row in rows:
@@ -168,6 +175,5 @@ def _scales(model: nn.Module) -> str:
 
 
 def _curve(folder: Path) -> tuple[list[float], list[float]]:
-    lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    rows = [line for line in lines if line["kind"] == "epoch" and "psnr" in line]
+    rows = [row for row in RunFolder(folder).read_log() if row["kind"] == "epoch" and "psnr" in row]
     return [row["cpu_minutes"] for row in rows], [row["psnr"] for row in rows]

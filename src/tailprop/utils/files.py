@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from tailprop.utils.errors import dead_loader, missing_memory
 
-__all__ = ["explain_write_errors", "make_folder", "write_atomically", "write_json", "write_text"]
+__all__ = ["check_link", "explain_write_errors", "make_folder", "write_atomically", "write_json", "write_text"]
 
 PART = ".part"  # suffix of a file being written; a leftover means that the process died, and can be deleted
 
@@ -28,13 +28,18 @@ def write_atomically(path: Path, write: Callable[[Path], object], also: Path | N
     directly. With `also`, a copy appears under that second path first.
     """
     for link in () if follow else (path, also):
-        if link is not None and link.is_symlink() and not link.exists():
-            raise ValueError(f"{link} is a link to {link.readlink()}, which does not exist; remove the link")
+        check_link(link)
     with explain_write_errors(path):
         if path.exists() and not path.is_file():
             _copy_to_stream(path, write)
         else:
             _replace(path.resolve(), write, also)
+
+
+def check_link(path: Path | None) -> None:
+    """Raise for a link that leads nowhere: writing through it would create a file elsewhere."""
+    if path is not None and path.is_symlink() and not path.exists():
+        raise ValueError(f"{path} is a link to {path.readlink()}, which does not exist; remove the link")
 
 
 def write_json(path: Path, content: Any, indent: int | None = 2) -> None:

@@ -3,15 +3,17 @@
 import hashlib
 import json
 import math
+import zlib
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-__all__ = ["parse_json", "parse_yaml", "read_text", "seal_text", "sealed_text"]
+__all__ = ["parse_json", "parse_yaml", "read_text", "seal_row", "seal_text", "sealed_row", "sealed_text"]
 
 _MOST_VALUES: Final = 1_000_000  # of a YAML file after its aliases are expanded
 _SEAL: Final = "# sha256 "  # starts the last line of a sealed text
+_ROW_SEAL: Final = ', "crc32": "'  # starts the last entry of a sealed line of json
 
 
 def read_text(path: Path) -> str:
@@ -74,3 +76,17 @@ def sealed_text(path: Path) -> str:
             "line"
         )
     return text
+
+
+def seal_row(row: dict[str, Any]) -> str:
+    """A mapping that is not empty as a line of json, with its checksum as the last entry."""
+    text = json.dumps(row)
+    return f'{text[:-1]}{_ROW_SEAL}{zlib.crc32(text.encode()):08x}"}}'
+
+
+def sealed_row(line: bytes, where: object) -> Any:
+    """The value of a line of json; raises if it has a checksum that does not match."""
+    body, mark, seal = line.rpartition(_ROW_SEAL.encode())
+    if mark and f'{zlib.crc32(body + b"}"):08x}"}}'.encode() != seal:
+        raise ValueError(f"{where} is corrupt: its checksum does not match")
+    return parse_json(body + b"}" if mark else line, where)

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+KEPT: Final = (".pt", ".safetensors", ".yaml", ".yml", ".jsonl")  # what a result never replaces
 __all__ = ["check_at_least", "check_between", "check_choice", "check_output_file", "check_output_folder"]
 
 
@@ -27,6 +29,8 @@ def check_output_file(option: str, path: Path | None) -> None:
         return
     if path.is_dir():
         raise ValueError(f"{option} {path} is a folder; name a file")
+    if path.is_file() and path.suffix.lower() in KEPT:
+        raise ValueError(f"{option}: {path} would be replaced; results do not replace weights, settings or logs of runs")
     if path.is_symlink() and not path.exists():
         raise ValueError(f"{option}: {path} is a link to {path.readlink()}, which does not exist; remove the link")
     check_output_folder(option, path.parent)

@@ -27,3 +27,15 @@ def test_file_name_that_leaves_the_folder_is_refused(name: str, tmp_path: Path) 
 
 def test_long_numbers_of_a_mask_are_refused_at_once() -> None:
     assert decode_counts("o" * 1_000_000) is None
+
+
+@pytest.mark.parametrize("number", [2**53 + 2, 10**400, 1e300])
+def test_ids_that_other_programs_cannot_tell_apart_are_refused(number: float, tmp_path: Path) -> None:
+    write_coco(tmp_path / "data", SceneConfig(size_px=64), 2, 1)
+    path = tmp_path / "data" / "annotations" / "instances_train2017.json"
+    content = json.loads(path.read_text())
+    content["images"][0]["id"] = number
+    path.write_text(json.dumps(content))
+    found = read_coco(path, tmp_path / "data" / "train2017")
+    assert len(found.images) == 1
+    assert "not an integer" in str(found.broken[0])

@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
 import random
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -245,6 +248,39 @@ def test_corrupt_footer_is_refused_by_name_and_ends_no_process(tmp_path: Path) -
         check_shards([root / "train-00000-of-00002.parquet", shard], ["image"], ["label"])
     with pytest.raises(ValueError, match=r"train-00001-of-00002\.parquet is corrupt"):
         Parquet(root, "train")
+
+
+@pytest.mark.parametrize("byte", [b"\x88", b"\xff", b"x"])
+@pytest.mark.parametrize("name", [b"label", b"image"])
+def test_changed_names_in_a_footer_are_refused_by_name(name: bytes, byte: bytes, tmp_path: Path) -> None:
+    """A name that is not text, or of a column that is looked for: pyarrow's message has no file in it."""
+    root = make_snapshot(tmp_path / "data", {"train": [0, 1, 2, 1]}, shards=2, classes=3)
+    shard = root / "train-00001-of-00002.parquet"
+    whole = shard.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    places = [found.start() for found in re.finditer(name, whole) if found.start() > footer]
+    errors = []
+    for place in places:
+        shard.write_bytes(whole[: place + 3] + byte + whole[place + 4 :])
+        try:
+            Parquet(root, "train")
+        except ValueError as error:
+            errors.append(str(error))
+    assert errors
+    assert all(shard.name in error and "\n" not in error for error in errors)
+
+
+def test_shard_that_is_no_file(tmp_path: Path) -> None:
+    """Opening a pipe would wait for someone to write into it."""
+    make_snapshot(tmp_path, {"train": [0, 1, 2, 1]}, shards=1, classes=3)
+    pipe, link, folder = (tmp_path / f"train-0000{number}-of-00001.parquet" for number in (1, 2, 3))
+    for shard, make in ((pipe, os.mkfifo), (link, lambda path: path.symlink_to("nowhere")), (folder, Path.mkdir)):
+        make(shard)
+        signal.alarm(60)  # a hang ends the tests
+        with pytest.raises(ValueError, match=rf"{shard.name} is not a file, or a link that leads nowhere"):
+            Parquet(tmp_path, "train")
+        signal.alarm(0)
+        folder.rmdir() if shard == folder else shard.unlink()
 
 
 def test_shard_that_is_truncated_while_it_is_open(tmp_path: Path) -> None:

@@ -108,6 +108,16 @@ def test_best_class_is_bold_and_narrow_terminals_truncate_nothing() -> None:
     assert (text.count("x"), text.count("y")) == (60, 40)
 
 
+def test_hostile_names_are_escaped_on_a_terminal_and_kept_in_a_file() -> None:
+    hostile = Prediction("a\x1b[2J.jpg", (ClassScore(0, "b\u202ec", 0.5),))
+    assert "a\\x1b[2J.jpg,1,0,b\\u202ec,0.5" in predict._as_csv([hostile], escaped=True)
+    assert "a\x1b[2J.jpg,1,0,b\u202ec,0.5" in predict._as_csv([hostile], escaped=False)
+    text = predict._as_json([hostile])
+    assert not {"\x1b", "\u202e"} & set(text)
+    assert json.loads(text)[0]["image"] == "a\x1b[2J.jpg"
+    assert json.loads(text)[0]["predictions"][0]["name"] == "b\u202ec"
+
+
 @pytest.mark.parametrize(
     ("name", "chosen", "start"),
     [

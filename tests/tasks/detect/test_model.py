@@ -22,6 +22,7 @@ from tailprop.tasks.detect.bench import PAPER_GMACS, papers_gmacs
 from tailprop.tasks.detect.config import DetectConfig, DetectorConfig
 from tailprop.tasks.detect.model import Sizes, create_detector, detector_macs
 from tailprop.tasks.detect.options import BenchDetect
+from tailprop.tasks.detect.task import LOSS_IMAGES, SampledLoss
 from tests.helpers import ROOT
 from tests.helpers.detecting import NARROW, SMALL, SWIN, small_detector
 
@@ -221,3 +222,14 @@ def test_evaluation_loss_is_the_training_loss() -> None:
 def _enlarged(objects: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     masks = objects["masks"].repeat_interleave(2, 1).repeat_interleave(2, 2)
     return objects | dict(boxes=2 * objects["boxes"], masks=masks)
+
+
+def test_evaluation_loss_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs the network a second time, so it must stop after a few images."""
+    detector, calls = small_detector(**NARROW).eval(), []
+    monkeypatch.setattr(detector, "evaluation_loss", lambda *_: torch.tensor(float(calls.append(1) or len(calls))))
+    losses = SampledLoss(detector, seed=0)
+    for _ in range(LOSS_IMAGES + 20):
+        losses.add(torch.zeros(3, 8, 8), {})
+    assert len(calls) == LOSS_IMAGES <= 50
+    assert losses.metric(torch.device("cpu")) == {"val_loss": (LOSS_IMAGES + 1) / 2}

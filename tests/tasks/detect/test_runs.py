@@ -230,14 +230,21 @@ def test_eval_on_the_training_split(scenes: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "n.json").read_text())["count"] == 3
 
 
-def test_resuming_a_finished_run_keeps_its_figures(run: Path, scenes: Path, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_keeps_its_figures(
+    run: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     shutil.copytree(run, out)
     detections = [entry | {"score": 0.9} for entry in json.loads((out / "coco_results.json").read_text())]
     (out / "coco_results.json").write_text(json.dumps(detections))  # with scores high enough to be drawn
     empty = (run / "predictions.jpg").read_bytes()
     recipe = write_recipe(tmp_path / "small.yaml", scenes)
-    assert tailprop_cli.main(["train", str(recipe), "--run.out", str(out), "--run.resume"]) == 0
+    command = ["train", str(recipe), "--run.out", str(out), "--run.resume"]
+    assert tailprop_cli.main(command) == 0
+    assert (out / "predictions.jpg").read_bytes() == empty
+    assert "coco_results.json is corrupt: predictions.jpg is not drawn again" in capsys.readouterr().err
+    (out / "coco_results.json.sha256").unlink()  # as in runs of earlier versions
+    assert tailprop_cli.main(command) == 0
     assert (out / "predictions.jpg").read_bytes() != empty
 
 

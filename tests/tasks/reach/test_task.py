@@ -14,6 +14,7 @@ from tailprop.tasks.reach.config import ReachConfig, ReachDataConfig
 from tailprop.tasks.reach.data import ReachDataset, collate_posed
 from tailprop.tasks.reach.model import ReachNet
 from tailprop.tasks.reach.problems import PROBLEMS
+from tailprop.tasks.reach.task import build_reach
 from tests.helpers.runs import assert_refused
 
 
@@ -97,3 +98,12 @@ def test_channels_other_than_the_problems_are_refused() -> None:
     config = ReachConfig()
     with pytest.raises(ValueError, match=r"model\.in_chans must be 3 for the problem seeds, got 4"):
         replace(config, model=replace(config.model, in_chans=4)).check()
+
+
+@pytest.mark.parametrize("patch_px", ["x", 0, None, [1], -1])
+def test_patches_of_a_wrong_type_are_refused(patch_px: object) -> None:
+    """The settings in a file of weights may be anything."""
+    config = ReachConfig()
+    network = replace(config.model, args={"patch_px": patch_px})
+    with pytest.raises(ValueError, match=r"cannot create reach_net|patch_px"):
+        build_reach(config, network)

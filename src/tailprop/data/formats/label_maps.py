@@ -135,7 +135,7 @@ def _first_label(path: Path, labels: Sequence[str]) -> int:
     """The first of consecutive labels."""
     if not labels:
         return 0
-    first = int(labels[0]) if labels[0].isdecimal() else 0
+    first = int(labels[0]) if labels[0].isdecimal() and len(labels[0]) < 10 else 0
     if list(labels) != [str(label) for label in range(first, first + len(labels))]:
         raise ValueError(f"the labels in column Idx of {path} must be consecutive numbers")
     return first

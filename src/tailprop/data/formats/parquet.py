@@ -6,7 +6,8 @@ are read through the `datasets` library, which unpacks them once into its cache.
 
 import io
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +21,7 @@ from tailprop.data.formats.parquet_pages import BinaryColumn, can_read
 from tailprop.data.images import open_image
 from tailprop.data.splits import SPLITS, Contents, existing_folder, numbered_classes
 from tailprop.runtime.distributed import print_main
+from tailprop.utils.errors import first_line
 from tailprop.utils.parsing import parse_json
 
 __all__ = ["Parquet"]
@@ -68,9 +70,15 @@ class Parquet:
         self.classes = names or numbered_classes(self.labels, self.name)
 
     def _open(self, split: str, cache: Path | None) -> list[Encoded]:
-        odd = next((shard for shard in self.shards if not can_read(shard, self.bytes_name)), None)
+        odd = None
+        for shard in self.shards:
+            with _reading(shard):
+                odd = odd or (None if can_read(shard, self.bytes_name) else shard)
         if odd is None:
-            columns = [BinaryColumn(shard, self.bytes_name) for shard in self.shards]
+            columns = []
+            for shard in self.shards:
+                with _reading(shard):
+                    columns.append(BinaryColumn(shard, self.bytes_name))
             if _is_costly(columns[0]):
                 print_main(f"{split} shards are compressed in large pages; if loading is slow, --data.unpack unpacks them once")
             return list(columns)
@@ -84,10 +92,8 @@ class Parquet:
 
         chunks = []
         for shard in self.shards:
-            try:
+            with _reading(shard):
                 chunks += pq.read_table(shard, columns=[name]).column(name).chunks
-            except (pa.ArrowException, OSError) as error:
-                raise _corrupt(shard, error) from None
         labels = pa.chunked_array(chunks, pq.read_schema(self.shards[0]).field(name).type)
         if not pa.types.is_integer(labels.type):
             raise ValueError(
@@ -129,22 +135,26 @@ def _find_shards(root: Path, split: str) -> list[Path]:
     for folder in (root, root / "data"):
         for name in SPLITS[split]:
             if shards := sorted(folder.glob(f"{name}-*.parquet")):
-                return shards
+                return [_check_is_file(shard) for shard in shards]
     wanted = " or ".join(f"{name}-*.parquet" for name in SPLITS[split])
     raise ValueError(f"no {wanted} under {root}; give the folder of a Hugging Face image snapshot")
 
 
+def _check_is_file(shard: Path) -> Path:
+    if not shard.is_file():  # opening a pipe would wait for someone to write into it
+        raise ValueError(f"{shard} is not a file, or a link that leads nowhere; remove it")
+    return shard
+
+
 def _check_shards(shards: Sequence[Path]) -> list[Any]:
     """The schemas of the shards; reading one fails for a truncated file, which has lost its footer."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     schemas = []
     for shard in shards:
-        try:
+        with _reading(shard):
             schemas.append(pq.read_schema(shard))
-        except (pa.ArrowException, OSError) as error:
-            raise _corrupt(shard, error) from None
+            str(schemas[-1].names)  # decodes them
     count = shards[0].stem.rpartition("-of-")[2]
     if count.isdigit() and int(count) != len(shards):
         raise ValueError(
@@ -153,8 +163,17 @@ def _check_shards(shards: Sequence[Path]) -> list[Any]:
     return schemas
 
 
-def _corrupt(shard: Path, error: Exception) -> ValueError:
-    return ValueError(f"{shard} is corrupt ({str(error).splitlines()[0]}); download it again")
+@contextmanager
+def _reading(shard: Path) -> Iterator[None]:
+    """Name the shard in whatever is raised while it is read: in a corrupt footer a name may not be text."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:  # UnicodeDecodeError is a ValueError
+        if shard.name in str(error):
+            raise
+        raise ValueError(f"{shard} is corrupt ({first_line(error)}); download it again") from None
 
 
 def _class_names(schema: Any, label: str, shard: Path) -> tuple[str, ...]:

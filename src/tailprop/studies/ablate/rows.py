@@ -1,7 +1,7 @@
 """rows.csv of a study: a row for every finished run. A run with a row is done, even if its folder is gone."""
 
 import csv
-import json
+import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, Final
 from tailprop.engine.run_folder import RunFolder
 from tailprop.studies.ablate.study import Run
 from tailprop.tasks.common.bench import write_rows
+from tailprop.utils.parsing import read_text
 
 __all__ = ["COLUMNS", "Row", "done_rows", "epochs_of", "read_rows", "row_of", "save_rows"]
 
@@ -22,11 +23,13 @@ COLUMNS: Final = ("recipe", "variant", "seed", "config_hash", *_RESULTS, *_PROVE
 def read_rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        table = csv.DictReader(file)
-        if tuple(table.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{path} is not a table of tailprop ablate; move it away, or choose another --out")
-        return list(table)
+    try:
+        names, *rows = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True)) or [[]]
+    except csv.Error as error:
+        raise ValueError(f"{path} is corrupt ({error}); move it away, or choose another --out") from None
+    if tuple(names) != COLUMNS or any(len(row) != len(COLUMNS) for row in rows):
+        raise ValueError(f"{path} is not a table of tailprop ablate; move it away, or choose another --out")
+    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
 def save_rows(path: Path, rows: Sequence[Row], runs: Sequence[Run]) -> None:
@@ -52,16 +55,7 @@ def done_rows(rows: Sequence[Row], runs: Sequence[Run]) -> dict[str, Row]:
 
 def epochs_of(folder: Path) -> list[dict[str, Any]]:
     """The logged epochs of a run; none if its folder is gone."""
-    path = RunFolder(folder).metrics
-    rows = [_parsed(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    return [row for row in rows if row.get("kind") == "epoch"]
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        return json.loads(line)
-    except ValueError:  # a line that is being written
-        return {}
+    return [row for row in RunFolder(folder).read_log() if row["kind"] == "epoch"]
 
 
 def row_of(run: Run) -> Row:

@@ -19,6 +19,7 @@ __all__ = ["check_finite", "check_model", "create", "for_loading", "load_weights
 
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C", bound=ModelConfig)
+_LARGEST: Final = 10_000  # blocks of a stage, channels, sides
 _FILES: Final = ("cache_dir", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict")
 
 
@@ -35,8 +36,17 @@ def model_arguments(config: ModelConfig) -> dict[str, Any]:
     """
     if named := [name for name in config.args if name in _FILES]:
         raise ValueError(f"model.args {named[0]} is not supported; start from other weights with --model.init")
+    if (largest := _largest(config.args)) > _LARGEST:  # building 2**31 layers would take forever
+        raise ValueError(f"model.args has the number {largest}, which is too large for a size of a network")
     given = {} if config.drop_path is None else {"drop_path_rate": config.drop_path}
     return {**config.args, **given}
+
+
+def _largest(value: Any) -> int:
+    """The largest whole number in nested arguments."""
+    if isinstance(value, dict | list | tuple):
+        return max((_largest(item) for item in (value.values() if isinstance(value, dict) else value)), default=0)
+    return value if isinstance(value, int) else 0
 
 
 def for_loading(config: C) -> C:

@@ -20,5 +20,5 @@ SPEC = TaskSpec(
         "mask_ap75": "mask AP75, %",
         "val_loss": "validation loss",
     },
-    artifacts=("learning.png", "predictions.jpg", "pictures.jpg", "coco_results.json"),
+    artifacts=("learning.png", "predictions.jpg", "pictures.jpg", "coco_results.json", "coco_results.json.sha256"),
 )

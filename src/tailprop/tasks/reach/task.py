@@ -112,8 +112,12 @@ def build_reach(config: ReachConfig, network: ModelConfig, report: bool = True) 
     """Create the network with random weights or those of a checkpoint."""
     problem, size_px = config.data.create_problem(), config.data.size_px
     given = model_arguments(network)
-    given.setdefault("map_px", -(-size_px // given.get("patch_px", 1)))
-    model = create(network.name, lambda: ReachNet(problem.inputs, problem.outputs, **given))
+
+    def make() -> ReachNet:
+        map_px = -(-size_px // given.get("patch_px", 1))
+        return ReachNet(problem.inputs, problem.outputs, **{"map_px": map_px, **given})
+
+    model = create(network.name, make)
     if network.init is not None:
         loaded = warm_start(model, find_weights(network.init))
         if report:

@@ -38,7 +38,7 @@ def _check_out(options: SegmentPredict, paths: Sequence[Path], classes: str) -> 
     """Check that nothing is overwritten: label maps in the folder may be hand-made annotations."""
     stems, names = unique_stems(paths), options.out / "classes.txt"
     maps = [options.out / f"{stem}.png" for stem in stems]
-    lists = [names] if names.exists() and names.read_text(encoding="utf-8", errors="replace") != classes else []
+    lists = [names] if names.is_file() and names.read_text(encoding="utf-8", errors="replace") != classes else []
     check_no_overwrite(paths, [*maps, *(options.out / f"{stem}_overlay.jpg" for stem in stems), *lists], options.overwrite)
 
 
