@@ -32,6 +32,7 @@ COMMANDS = {
         "evaluate a classifier on ImageNet-Sketch, ImageNet-A and common corruptions",
     ),
     "scenes": ("tailprop.commands.scenes", "Scenes", "write generated scenes of shapes as COCO, ADE20K or parquet"),
+    "convert": ("tailprop.commands.convert", "Convert", "convert YOLO text labels or Pascal VOC to COCO json"),
     "bench": (
         "tailprop.studies.bench",
         None,
