@@ -19,7 +19,7 @@ from tailprop.tasks.common.overlap import count_training_images, describe_overla
 from tailprop.tasks.common.predictor import progress_bar
 from tailprop.tasks.restore.data import RestoreDataConfig, WholeImageDataset
 from tailprop.tasks.restore.figures import draw_restored
-from tailprop.tasks.restore.inference import check_tiles, evaluate_restorer, shared_px
+from tailprop.tasks.restore.inference import check_tiles, evaluate_restorer, in_colour, shared_px
 from tailprop.tasks.restore.load import ImageRestorer, load_restorer
 from tailprop.tasks.restore.metrics import Restored, Scores, mean_scores
 from tailprop.tasks.restore.task import take_one
@@ -37,14 +37,20 @@ class RestoreDataChoice:
 
     test: Path | None = None
     """Folder of clean test images."""
-    degradation: Literal["noise", "jpeg"] | None = setting(None, aliases=("damage",))
-    """Gaussian noise, or JPEG compression."""
+    test_degraded: Path | None = None
+    """For pairs: the folder of degraded test images."""
+    degradation: Literal["noise", "jpeg", "downscale", "pairs"] | None = setting(None, aliases=("damage",))
+    """Gaussian noise, JPEG compression, bicubic downscaling, or pairs of given images."""
     sigma: float | None = None
     """Standard deviation of the noise, where white is 255."""
     quality: int | None = None
     """Quality of the JPEG encoder."""
     on_broken: Literal["skip", "stop"] | None = None
     """For a corrupt image: skip and count it, or stop."""
+
+    def over(self, data: RestoreDataConfig) -> RestoreDataConfig:
+        """The run's settings with these; its ranges are for training."""
+        return override(data, self, sigma_range=None, quality_range=None)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def run(options: RestoreEval) -> None:
     options.check()
     with process_group(options.device, options.threads) as world:
         restorer = load_restorer(options.checkpoint)
-        data = override(restorer.settings.data, options.data)
+        data = options.data.over(restorer.settings.data)
         scores = _evaluate(options, restorer, data, world)
         if world.is_main:
             _print(options, restorer, data, scores)
@@ -101,7 +107,14 @@ def _evaluate(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataCo
         def restore(degraded: torch.Tensor) -> torch.Tensor:
             return restorer.restore(degraded, options.tile_px, options.shared_px, options.precision)
 
-        return evaluate_restorer(restore, loader, world.device, draw, broken_files.record)
+        return evaluate_restorer(
+            lambda degraded: in_colour(restore, degraded, restorer.in_chans),
+            loader,
+            world.device,
+            draw,
+            broken_files.record,
+            protocol=data.protocol,
+        )
 
 
 def _figure_paths(options: RestoreEval, whole: WholeImageDataset, check: bool) -> dict[str, Path]:
@@ -117,8 +130,9 @@ def _figure_paths(options: RestoreEval, whole: WholeImageDataset, check: bool) -
 
 def _print(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfig, scores: Scores) -> None:
     console = Console()
-    degradation = f"noise, sigma {data.sigma:g}" if data.degradation == "noise" else f"JPEG, quality {data.quality}"
-    table = Table("image", "degraded, dB", "PSNR, dB", "SSIM", *(["PSNR-B, dB"] if data.degradation == "jpeg" else []))
+    degradation = _describe(data)
+    before = "bicubic, dB" if data.scale > 1 else "degraded, dB"
+    table = Table("image", before, "PSNR, dB", "SSIM", *(["PSNR-B, dB"] if data.degradation == "jpeg" else []))
     for row in scores.rows:
         table.add_row(*_cells(row.name, asdict(row), data.degradation))
     table.add_row(*_cells(f"mean of {len(scores.rows)}", mean_scores(scores), data.degradation), style="bold")
@@ -137,6 +151,17 @@ def _print(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfi
         numbers = dict(model=restorer.name, degradation=degradation, tile_px=options.tile_px, overlap_px=options.shared_px)
         rows = [_finite(asdict(row)) for row in scores.rows]
         write_json(options.out, {**numbers, "training_images": overlap, "mean": _finite(mean_scores(scores)), "images": rows})
+
+
+def _describe(data: RestoreDataConfig) -> str:
+    """The degradation as text."""
+    enlarged = f"x{data.scale} on luma without {data.protocol.border_px} px of border"
+    return {
+        "noise": f"noise, sigma {data.sigma:g}",
+        "jpeg": f"JPEG, quality {data.quality}",
+        "downscale": f"bicubic, {enlarged}",
+        "pairs": "pairs" if data.scale == 1 else f"pairs, {enlarged}",
+    }[data.degradation]
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
