@@ -1,8 +1,9 @@
-"""`tailprop robustness`: evaluate a classifier on sketches, natural adversarial examples and corrupted images.
+"""`tailprop robustness`: evaluate a classifier on sketches, renditions, natural adversarial examples and corrupted images.
 
-ImageNet-Sketch (Wang et al., 2019) has ImageNet's 1000 classes, ImageNet-A (Hendrycks et al., 2021) 200 of them, and only those
-200 outputs are compared for it. Corruptions are applied to the validation images on the fly; the reported number is the mean
-top-1, not the published mCE, which is relative to AlexNet and includes frost (see `tailprop.studies.corruptions`).
+ImageNet-Sketch (Wang et al., 2019) and ImageNet-V2 (Recht et al., 2019) have ImageNet's 1000 classes, ImageNet-A and ImageNet-R
+(Hendrycks et al., 2021) 200 of them, and only those 200 outputs are compared for each. The folders of ImageNet-C give mCE
+(`tailprop.studies.imagenet_c`). Corruptions can also be applied to the validation images on the fly; then the reported number
+is the mean top-1, not mCE, because frost is missing (`tailprop.studies.corruptions`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.provenance import provenance
 from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
+from tailprop.studies.imagenet_c import CorruptedFolder, find_corruptions, print_errors
 from tailprop.tasks.classify.data import DataConfig, open_source
 from tailprop.tasks.classify.evaluate import DataChoice, align_source, evaluate_on
 from tailprop.tasks.classify.load import ImageClassifier, load_classifier
@@ -32,13 +34,16 @@ from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.classes import deduplicate_names
 from tailprop.tasks.common.options import ComputeOptions
 from tailprop.utils.terminal import Console, Table
-from tailprop.utils.text import counted
+from tailprop.utils.text import counted, say
 from tailprop.utils.validation import check_at_least, check_output_file
 
-__all__ = ["Robustness", "Row", "imagenet_a_indices", "imagenet_indices", "measure", "run"]
+__all__ = ["Robustness", "Row", "imagenet_indices", "measure", "run", "subset_indices"]
 
-SKETCH, IMAGENET_A = "ImageNet-Sketch", "ImageNet-A"
-CLASSES: Final = {SKETCH: 1000, IMAGENET_A: 200}
+SKETCH, IMAGENET_A, IMAGENET_R, IMAGENET_V2 = "ImageNet-Sketch", "ImageNet-A", "ImageNet-R", "ImageNet-V2"
+IMAGENET_C = "ImageNet-C"
+CLASSES: Final = {SKETCH: 1000, IMAGENET_A: 200, IMAGENET_R: 200, IMAGENET_V2: 1000}
+OPTIONS: Final = {"sketch": SKETCH, "imagenet_a": IMAGENET_A, "imagenet_r": IMAGENET_R, "imagenet_v2": IMAGENET_V2}
+SUBSETS: Final = {IMAGENET_A: "imagenet_a", IMAGENET_R: "imagenet_r"}  # timm's names of the lists of their classes
 PAPER_TOP1: Final = {("tailprop_base", SKETCH): 23.1, ("tailprop_base", IMAGENET_A): 37.2}
 
 
@@ -54,6 +59,12 @@ class Robustness(ComputeOptions):
     """ImageNet-Sketch: its 1000 folders, or a parquet snapshot."""
     imagenet_a: Path | None = None
     """ImageNet-A: its 200 folders, or a parquet snapshot."""
+    imagenet_r: Path | None = None
+    """ImageNet-R: its 200 folders, or a parquet snapshot."""
+    imagenet_v2: Path | None = None
+    """ImageNet-V2: its folders 0 to 999, or a parquet snapshot."""
+    imagenet_c: Path | None = None
+    """ImageNet-C: the folder with a folder for each corruption, with 1 to 5 in it, and in these the classes."""
     corrupt: tuple[str, ...] = ()
     """Corruptions of the validation images, by ImageNet-C's names; all = every corruption."""
     severities: tuple[int, ...] = SEVERITIES
@@ -71,11 +82,13 @@ class Robustness(ComputeOptions):
         check_at_least("batch_size", self.batch_size, 1)
         check_at_least("limit", self.limit, 0)
         check_output_file("--out", self.out)
-        if self.sketch is None and self.imagenet_a is None and not self.corrupt:
-            raise ValueError("nothing to evaluate; give --sketch, --imagenet-a or --corrupt (all, or names)")
-        for option, path in (("--sketch", self.sketch), ("--imagenet-a", self.imagenet_a)):
-            if path is not None and not path.is_dir():
-                raise ValueError(f"no folder {path}; {option} takes the folder of the dataset")
+        given = {name: path for name in (*OPTIONS, "imagenet_c") if (path := getattr(self, name)) is not None}
+        if not given and not self.corrupt:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in (*OPTIONS, "imagenet_c"))
+            raise ValueError(f"nothing to evaluate; give {names} or --corrupt (all, or names)")
+        for name, path in given.items():
+            if not path.is_dir():
+                raise ValueError(f"no folder {path}; --{name.replace('_', '-')} takes the folder of the dataset")
         for name in self.corrupt:
             if name != "all":
                 check_corruption(name)
@@ -134,7 +147,7 @@ def run(options: Robustness) -> None:
 
         rows = measure(options, classifier, world, keep)
         if world.is_main:
-            _print(rows, classifier.name, options.levels)
+            _print_all(rows, classifier, options.levels)
 
 
 def measure(
@@ -149,10 +162,13 @@ def measure(
 
 
 def _measure_each(options: Robustness, classifier: ImageClassifier, world: World) -> Iterator[Row]:
-    if options.sketch is not None:
-        yield _measure_imagenet(options, classifier, world, SKETCH, options.sketch, range(1000))
-    if options.imagenet_a is not None:
-        yield _measure_imagenet(options, classifier, world, IMAGENET_A, options.imagenet_a, imagenet_a_indices())
+    folders = find_corruptions(options.imagenet_c) if options.imagenet_c is not None else []  # fail before long work
+    for option, name in OPTIONS.items():
+        if (root := getattr(options, option)) is not None:
+            outputs = subset_indices(SUBSETS[name]) if name in SUBSETS else range(1000)
+            yield _measure_imagenet(options, classifier, world, name, root, outputs)
+    for folder in folders:
+        yield _measure_corrupted(options, classifier, world, folder)
     if options.corrupt:
         yield from _measure_corruptions(options, classifier, world)
 
@@ -169,6 +185,22 @@ def _measure_imagenet(
     return _row(
         name, 0, evaluate_on(classifier, selection, data, world, options.batch_size, options.precision, subset, title=name)
     )
+
+
+def _measure_corrupted(options: Robustness, classifier: ImageClassifier, world: World, folder: CorruptedFolder) -> Row:
+    """The accuracy at a severity of ImageNet-C, without another crop of its images, which have 224 px."""
+    given = replace(options.data, source="folder", root=folder.path).over(classifier.settings.data)
+    data = replace(given, held_out=1.0, crop_pct=1.0, resize_px=None)
+    source: Source | Selection = open_source(data, "validation")
+    if _is_imagenet_model(classifier):
+        source = _relabel(source, IMAGENET_C, range(1000), options.limit)
+    else:  # a part of it, for a model of fewer classes
+        align_source(source, classifier.names)
+        rows = _rows(len(source.labels), options.limit)
+        source = Selection(source, rows, source.classes, source.labels[rows])
+    title = f"{folder.corruption} {folder.severity}"
+    result = evaluate_on(classifier, source, data, world, options.batch_size, options.precision, title=title)
+    return _row(f"{IMAGENET_C}/{folder.corruption}", folder.severity, result)
 
 
 def _relabel(source: Source, name: str, outputs: Sequence[int], limit: int) -> Selection:
@@ -214,9 +246,9 @@ def imagenet_synsets() -> tuple[str, ...]:
 
 
 @cache
-def imagenet_a_indices() -> tuple[int, ...]:
-    """The 200 outputs for ImageNet-A's classes. timm ships the list but has no function that reads it."""
-    names = (files("timm.data") / "_info" / "imagenet_a_synsets.txt").read_text().split()
+def subset_indices(name: str) -> tuple[int, ...]:
+    """The 200 outputs for the classes of ImageNet-A or ImageNet-R. timm ships the lists but has no function that reads them."""
+    names = (files("timm.data") / "_info" / f"{name}_synsets.txt").read_text().split()
     return tuple(imagenet_synsets().index(name) for name in names)
 
 
@@ -260,15 +292,23 @@ def _outputs(source: Source, name: str, allowed: Sequence[int]) -> dict[int, int
     return found
 
 
+def _is_imagenet_model(classifier: ImageClassifier) -> bool:
+    return len(classifier.names) == 1000 and _first_foreign(classifier.names) is None
+
+
+def _first_foreign(names: Sequence[str]) -> int | None:
+    """The first output that is not ImageNet's class of this index; unknown names are allowed if others are known."""
+    indices = imagenet_indices(names)
+    foreign = all(index is None for index in indices)
+    return next((i for i, index in enumerate(indices) if foreign or index not in (None, i)), None)
+
+
 def _check_imagenet_model(classifier: ImageClassifier, name: str) -> None:
     if len(classifier.names) != 1000:
         raise ValueError(
             f"{name} needs a model with ImageNet's 1000 classes, but {classifier.name} has {len(classifier.names)}"
         )
-    indices = imagenet_indices(classifier.names)
-    foreign = all(index is None for index in indices)
-    wrong = next((i for i, index in enumerate(indices) if foreign or index not in (None, i)), None)
-    if wrong is not None:
+    if (wrong := _first_foreign(classifier.names)) is not None:
         raise ValueError(f"{name} needs ImageNet's order of classes, but output {wrong} is {classifier.names[wrong]!r}")
 
 
@@ -280,6 +320,22 @@ def _open_whole(data: DataConfig, root: Path) -> Source:
     """All images of a test-only dataset, whatever its split is called (Sketch on Hugging Face: train)."""
     only_train = data.source == "parquet" and all(shard.name.startswith("train") for shard in _shards(root))
     return open_source(replace(data, held_out=1.0), "train" if only_train else "validation")
+
+
+def _print_all(rows: Sequence[Row], classifier: ImageClassifier, levels: Sequence[int]) -> None:
+    published = [row for row in rows if row.data.startswith(f"{IMAGENET_C}/")]
+    if others := [row for row in rows if row not in published]:
+        _print(others, classifier.name, levels)
+    if published:
+        names = dict.fromkeys(row.data for row in published)
+        top1 = {name.removeprefix(f"{IMAGENET_C}/"): [row.top1 for row in published if row.data == name] for name in names}
+        is_imagenet = _is_imagenet_model(classifier)
+        print_errors(classifier.name, top1, is_imagenet)
+        least, broken = min(row.classes for row in published), max(row.broken for row in published)
+        if is_imagenet and least < 1000:
+            say(f"only {least} of the 1000 classes have images here, so CE is not that of the literature")
+        if broken:
+            say(f"up to {counted(broken, 'broken image')} skipped")
 
 
 def _print(rows: Sequence[Row], model: str, levels: Sequence[int]) -> None:
