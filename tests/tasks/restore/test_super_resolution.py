@@ -148,6 +148,7 @@ def test_networks_and_settings_that_do_not_fit_are_refused(tmp_path: Path, capsy
         (["--data.scale", "3"], "data.crop_px must be a multiple of data.scale 3, got 16"),
         (["--data.scale", "2", "--model.name", "dncnn"], "dncnn restores at the size of its input"),
         (["--data.scale", "2", "--data.degradation", "noise"], "data.scale must be 1 for data.degradation noise, got 2"),
+        (["--data.scale", "2", "--data.gray-share", "0.5"], "data.gray_share is for colour networks"),
     ):
         assert_refused([*train, *options], message, capsys)
 

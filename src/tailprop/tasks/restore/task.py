@@ -64,6 +64,8 @@ class RestoreConfig(TaskConfig):
         check_choice("restoration model", self.model.name, tuple(RESTORERS))
         if self.model.in_chans not in (1, 3):
             raise ValueError(f"model.in_chans must be 1 (gray) or 3 (colour), got {self.model.in_chans}")
+        if self.data.gray_share and self.model.in_chans == 1:
+            raise ValueError("data.gray_share is for colour networks, whose model.in_chans is 3; leave it out")
         check_at_least("loss_eps", self.loss_eps, 0)
         self.data.check()
 
