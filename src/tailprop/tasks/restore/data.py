@@ -104,6 +104,11 @@ class RestoreDataConfig(LoaderConfig):
         """How test images are compared: for super-resolution on luma, without a border as wide as the scale."""
         return Protocol(border_px=self.scale if self.scale > 1 else 0, on_luma=self.scale > 1)
 
+    @property
+    def before(self) -> str:
+        """What the restored image is compared with."""
+        return "degraded" if self.scale == 1 else "bicubic"
+
     def list_test_images(self) -> list[Path]:
         if self.test is None:
             raise ValueError("no test images; set their folder with --data.test")

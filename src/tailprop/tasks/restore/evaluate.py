@@ -102,7 +102,7 @@ def _evaluate(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataCo
             advance(1)
             if image.name in figures:
                 make_folder(figures[image.name].parent)
-                draw_restored([image], figures[image.name])
+                draw_restored([image], figures[image.name], before=data.before)
 
         def restore(degraded: torch.Tensor) -> torch.Tensor:
             return restorer.restore(degraded, options.tile_px, options.shared_px, options.precision)
@@ -131,8 +131,7 @@ def _figure_paths(options: RestoreEval, whole: WholeImageDataset, check: bool) -
 def _print(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfig, scores: Scores) -> None:
     console = Console()
     degradation = _describe(data)
-    before = "bicubic, dB" if data.scale > 1 else "degraded, dB"
-    table = Table("image", before, "PSNR, dB", "SSIM", *(["PSNR-B, dB"] if data.degradation == "jpeg" else []))
+    table = Table("image", f"{data.before}, dB", "PSNR, dB", "SSIM", *(["PSNR-B, dB"] if data.degradation == "jpeg" else []))
     for row in scores.rows:
         table.add_row(*_cells(row.name, asdict(row), data.degradation))
     table.add_row(*_cells(f"mean of {len(scores.rows)}", mean_scores(scores), data.degradation), style="bold")

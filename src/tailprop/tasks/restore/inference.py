@@ -15,7 +15,7 @@ from tailprop.data.loader import to_device
 from tailprop.data.raster import Pixels
 from tailprop.runtime.distributed import all_gather
 from tailprop.tasks.restore.data import Pair
-from tailprop.tasks.restore.metrics import Protocol, Restored, Score, Scores, measure, psnr, to_bytes
+from tailprop.tasks.restore.metrics import Protocol, Restored, Score, Scores, measure, to_bytes
 from tailprop.utils.validation import check_at_least
 
 __all__ = ["check_tiles", "evaluate_restorer", "in_colour", "restore_tiled", "restore_whole", "shared_px"]
@@ -138,9 +138,9 @@ def evaluate_restorer(
         restored = restore(to_device(pair.degraded[None], device))[0].cpu()
         on_values(restored, pair.clean)
         degraded, clean = to_bytes(pair.degraded if pair.enlarged is None else pair.enlarged), to_bytes(pair.clean)
-        image = Restored(pair.name, degraded, to_bytes(restored), clean, _input_psnr(pair, degraded, clean, protocol))
-        rows.append(_score(image, protocol))
-        on_restored(image)
+        row = _score(pair, degraded, to_bytes(restored), clean, protocol)
+        rows.append(row)
+        on_restored(Restored(pair.name, degraded, to_bytes(restored), clean, row.degraded_psnr, row.psnr))
     all_rows = sorted((row for share in all_gather(rows) for row in share), key=lambda row: row.name)
     all_broken = tuple(b for share in all_gather(broken) for b in share)
     if not all_rows:
@@ -149,18 +149,16 @@ def evaluate_restorer(
     return Scores(tuple(all_rows), all_broken)
 
 
-def _score(image: Restored, protocol: Protocol) -> Score:
-    restored, degraded, clean = (protocol.part(part) for part in (image.restored, image.degraded, image.clean))
+def _score(pair: Pair, degraded: Pixels, restored: Pixels, clean: Pixels, protocol: Protocol) -> Score:
+    degraded, restored, clean = (protocol.part(image) for image in (degraded, restored, clean))
     try:
         after, before = measure(restored, clean), measure(degraded, clean)
     except ValueError as error:
-        raise ValueError(f"{image.name}: {error}") from None
-    return Score(image.name, *after, image.degraded_psnr, *before[1:])
+        raise ValueError(f"{pair.name}: {error}") from None
+    return Score(pair.name, *after, before[0] if pair.enlarged is not None else _exact_psnr(pair), *before[1:])
 
 
-def _input_psnr(pair: Pair, degraded: Pixels, clean: Pixels, protocol: Protocol) -> float:
-    """PSNR of the network's input, whose noise is neither rounded nor clipped; of the enlarged one for super-resolution."""
-    if pair.enlarged is not None:
-        return psnr(protocol.part(degraded), protocol.part(clean))
+def _exact_psnr(pair: Pair) -> float:
+    """PSNR of the network's input, whose noise is neither rounded nor clipped."""
     mean_square = float((pair.degraded.double() - pair.clean.double()).square().mean())
     return float("inf") if mean_square == 0 else -10 * float(np.log10(mean_square))

@@ -43,6 +43,7 @@ class Restored:
     restored: Pixels8
     clean: Pixels8
     degraded_psnr: float  # dB, of the network's input, which is not rounded to 8 bits; of the enlarged one if it is smaller
+    psnr: float  # dB, of the restored image
 
 
 def psnr(restored: npt.NDArray[Any], clean: npt.NDArray[Any]) -> float:

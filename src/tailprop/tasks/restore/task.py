@@ -134,7 +134,7 @@ class Restoration(BaseTask[RestoreConfig]):
         title = run_title(self.config, folder)
         draw_learning(history, folder / "learning.png", {"psnr": "PSNR, dB"}, "test", title)
         if self.drawn:
-            draw_restored(self.drawn, folder / "restored.png", title=title)
+            draw_restored(self.drawn, folder / "restored.png", title=title, before=self.config.data.before)
 
     def summary(self, best: dict[str, float]) -> str:
         number = self.config.paper_psnr.get(self.config.model.name)
