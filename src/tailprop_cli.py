@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# name: (module, dataclass of its options, description). The module's `run` takes the options. A module whose options depend on
-# its first argument (a recipe or a checkpoint) has a function `parse` instead of the dataclass.
+# name: (module, dataclass of its options, description). The module's `run` takes the options. The dataclass is of the same
+# module, or of one that imports no PyTorch ("module:dataclass"), so that --help and errors take no seconds. A module whose
+# options depend on its first argument (a recipe or a checkpoint) has a function `parse` instead.
 COMMANDS = {
     "models": ("tailprop.commands.models", "Models", "list the models with parameters and multiply-adds"),
     "train": ("tailprop.commands.train", None, "train a model from a recipe, on one machine or many"),
@@ -28,13 +29,13 @@ COMMANDS = {
     ),
     "robustness": (
         "tailprop.studies.robustness",
-        "Robustness",
+        "tailprop.studies.robustness_options:Robustness",
         "evaluate a classifier on ImageNet-Sketch, -A, -R, -V2, -C and common corruptions",
     ),
     "scenes": ("tailprop.commands.scenes", "Scenes", "write generated scenes of shapes as COCO, ADE20K or parquet"),
     "convert": ("tailprop.commands.convert", "Convert", "convert YOLO text labels or Pascal VOC to COCO json"),
     "bench": (
-        "tailprop.studies.bench",
+        "tailprop.studies.bench.command",
         None,
         "measure speed against ConvNeXt, Swin and vHeat; bench TASK measures whole networks",
     ),
@@ -43,15 +44,16 @@ COMMANDS = {
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare initial values of the propagation scales"),
     "ablate": (
         "tailprop.studies.ablate.command",
-        "Ablate",
+        "tailprop.studies.ablate.options:Ablate",
         "train variants of a recipe from several seeds, matched, and compare them",
     ),
     "figure": (
         "tailprop.studies.figures.command",
-        "DrawFigure",
+        "tailprop.studies.figures.options:DrawFigure",
         "draw the paper's figures from any checkpoint: receptive fields, gates, responses, complexity",
     ),
     "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks at equal training time"),
+    "video": ("tailprop.studies.video", "Video", "train a small video classifier: the operator over time, height and width"),
 }
 
 
@@ -120,18 +122,17 @@ def _run(name: str, args: list[str]) -> int:
         return _list_recipes() if args else _list_recipes() or 2
     if name == "models" and not args:
         return _list_models()
-    module_name, options_name, what = COMMANDS[name]
-    module = import_module(module_name)
+    module_name, kind, what = COMMANDS[name]
     from tailprop.runtime.signals import Interrupted
 
     try:
-        options = module.parse(args) if options_name is None else _parse(module, options_name, args, name, what)
+        options = import_module(module_name).parse(args) if kind is None else _parse(module_name, kind, args, name, what)
     except ValueError:
         if os.environ.get("RANK", "0") != "0":  # every process of torchrun fails in the same way; rank 0 prints the message
             return 2
         raise
     try:
-        return module.run(options) or 0
+        return import_module(module_name).run(options) or 0
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":  # every process of torchrun stops; rank 0 prints the message
             with contextlib.suppress(OSError):  # Ctrl-C also ends a `tee` that reads our output
@@ -139,10 +140,10 @@ def _run(name: str, args: list[str]) -> int:
         return stop.exit_code
 
 
-def _parse(module: Any, options_name: str, args: list[str], name: str, what: str) -> Any:
-    from tailprop.engine.options import parse_options
+def _parse(module_name: str, kind: str, args: list[str], name: str, what: str) -> Any:
+    from tailprop.engine.options import find_options, parse_options
 
-    return parse_options(getattr(module, options_name), args, f"tailprop {name}", what)
+    return parse_options(find_options(module_name, kind), args, f"tailprop {name}", what)
 
 
 def _package() -> Path:

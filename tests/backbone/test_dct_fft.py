@@ -1,13 +1,13 @@
-"""Large maps: the FFT against scipy and against the matrix product, in strips and under autograd."""
+"""Large maps: every route against scipy and against the matrix product, in strips and under autograd."""
 
 import numpy as np
 import pytest
 import scipy.fft
 import torch
 
-from tailprop.backbone import dct as spectral
 from tailprop.backbone import dct_fft as fast
-from tailprop.backbone.dct import dct2, dct_basis, frequency_grid, idct2, spectral_filter
+from tailprop.backbone import dct_filter, dct_product
+from tailprop.backbone.dct import Frequencies, dct2, dct_basis, idct2, spectral_filter
 from tailprop.backbone.mixers import HeatConduction, WavePropagation
 from tailprop.backbone.operator import TailPropagation, tail_propagate, tail_propagate_reference
 
@@ -52,17 +52,18 @@ def test_half_precision_of_large_maps() -> None:
 
 @pytest.mark.parametrize(("h", "w"), [(300, 40), (40, 300), (270, 280)])
 def test_strips_match_the_whole_map(h: int, w: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "STRIP_BYTES", 50_000)  # many strips, the last one shorter
+    monkeypatch.setattr(dct_filter, "STRIP_BYTES", 50_000)  # many strips, the last one shorter
     x, response = torch.randn(2, h, w, 3, dtype=torch.float64), torch.rand(2, h, w, 3, dtype=torch.float64)
     asked: list[slice] = []
 
-    def respond(columns: slice) -> torch.Tensor:
-        asked.append(columns)
-        return response[:, :, columns]
+    def respond(frequencies: Frequencies) -> torch.Tensor:
+        asked.append(frequencies.columns)
+        return torch.stack([frequencies.take(one) for one in response])
 
     with torch.no_grad():
         found = spectral_filter(x, respond)
-    torch.testing.assert_close(found, spectral_filter(x, response), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, idct2(dct2(x) * response), rtol=0, atol=1e-12)
+    torch.testing.assert_close(spectral_filter(x, respond), found, rtol=0, atol=1e-12)  # with gradients on
     assert len(asked) > 3
     assert found.is_contiguous()
 
@@ -84,7 +85,7 @@ def test_the_operator_on_a_large_map() -> None:
 
 @pytest.mark.parametrize("kind", [TailPropagation, HeatConduction, WavePropagation])
 def test_mixers_with_and_without_strips(kind: type[torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "STRIP_BYTES", 50_000)
+    monkeypatch.setattr(dct_filter, "STRIP_BYTES", 50_000)
     mixer, x = kind(8), torch.randn(2, 280, 12, 8)
     arguments = (x, torch.rand(280, 12, 8)) if mixer.needs_frequency_embedding else (x,)
     with_gradients = mixer(*arguments)
@@ -92,34 +93,35 @@ def test_mixers_with_and_without_strips(kind: type[torch.nn.Module], monkeypatch
         torch.testing.assert_close(mixer(*arguments), with_gradients.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_small_and_captured_maps_use_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_maps_use_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> torch.Tensor:
-        raise AssertionError("the FFT has no place here")
+        raise AssertionError("there is no FFT in a graph")
 
-    monkeypatch.setattr(spectral, "dct_fft", refuse)
-    monkeypatch.setattr(spectral, "idct_fft", refuse)
-    x = torch.randn(1, 256, 3, 2)
-    with torch.no_grad():
-        spectral_filter(x, lambda columns: frequency_grid(256, 3, x)[:, columns, None])
+    monkeypatch.setattr(dct_product, "dct_fft", refuse)
+    monkeypatch.setattr(dct_product, "idct_fft", refuse)
     compiled = torch.compile(lambda v: idct2(dct2(v)), backend="eager", fullgraph=True)
     y = torch.randn(1, 300, 4, 2)
     torch.testing.assert_close(compiled(y), y, rtol=0, atol=1e-5)
 
 
 def test_filter_never_allocates_the_whole_response() -> None:
-    """Peak memory of a filter without gradients is one copy of the map and some strips, by its allocations."""
-    largest = 0
+    """A filter without gradients allocates two maps, its result among them; no operation computes more than a strip."""
+    largest, maps = 0, 0
     x = torch.randn(1, 1024, 512, 32)
     mixer = TailPropagation(32)
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            nonlocal largest
+            nonlocal largest, maps
             out = func(*args, **(kwargs or {}))
-            if isinstance(out, torch.Tensor) and "empty" not in str(func) and not out._is_view():
-                largest = max(largest, out.numel())
+            if isinstance(out, torch.Tensor) and not func.is_view:
+                if "empty" in str(func):
+                    maps += out.numel() == x.numel()
+                else:
+                    largest = max(largest, out.numel())
             return out
 
     with torch.no_grad(), Watch():
         mixer(x)
     assert largest < x.numel() / 8
+    assert maps == 2

@@ -85,7 +85,8 @@ def _mutated_json(content: Any, text: bytes, rng: Random) -> bytes:
 def _read_all_targets(path: Path, subject: Subject) -> None:
     from tailprop.data.formats.coco import read_coco
     from tailprop.data.samplers import SampleKey
-    from tailprop.tasks.detect.data import Augment, DetectAugmentConfig, DetectionDataset
+    from tailprop.tasks.detect.config import DetectAugmentConfig
+    from tailprop.tasks.detect.data import Augment, DetectionDataset
 
     found = read_coco(path, subject.home / "data" / "train2017")
     outside = [image.path for image in found.images if not image.path.resolve().is_relative_to(subject.home.resolve())]

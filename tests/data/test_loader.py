@@ -15,15 +15,9 @@ from tailprop.data.broken import Broken, BrokenFiles
 from tailprop.data.samplers import EvalSampler, SampleKey, TrainSampler
 from tailprop.runtime.distributed import World
 from tailprop.runtime.rng import mix_seeds, seeded
-from tailprop.tasks.classify.augment import (
-    AugmentConfig,
-    BatchAugment,
-    RandomResizedCrop,
-    eval_transform,
-    jitter_colors,
-    train_transforms,
-)
-from tailprop.tasks.classify.data import Batch, DataConfig, ImageDataset
+from tailprop.tasks.classify.augment import BatchAugment, RandomResizedCrop, eval_transform, jitter_colors, train_transforms
+from tailprop.tasks.classify.config import AugmentConfig, DataConfig
+from tailprop.tasks.classify.data import Batch, ImageDataset
 from tailprop.tasks.classify.metrics import evaluate_classifier
 from tailprop.tasks.classify.sources import Digits
 

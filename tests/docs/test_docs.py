@@ -5,7 +5,6 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ import yaml
 
 import tailprop_cli
 from tailprop.commands import train
-from tailprop.engine.options import option_names, parse_options
+from tailprop.engine.options import find_options, option_names, parse_options
 from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
 from tailprop.engine.settings import aliases
-from tailprop.studies import bench
+from tailprop.studies.bench import BENCHES
+from tailprop.studies.bench import command as bench
 from tailprop.tasks import TASKS, find_spec
 from tests.helpers import ROOT
 
@@ -125,7 +125,7 @@ def parse(args: list[str]) -> None:
         bench.parse(rest)
     else:
         module, options, _ = tailprop_cli.COMMANDS[name]
-        parse_options(getattr(import_module(module), str(options)), rest, "tailprop")
+        parse_options(find_options(module, str(options)), rest, "tailprop")
 
 
 @each_page
@@ -172,8 +172,9 @@ def options() -> frozenset[str]:
     """Every option of every command."""
     specs = [find_spec(task) for task in TASKS]
     kinds = [spec.part(part) for spec in specs for part in (spec.config, spec.evaluate, spec.predict, spec.bench) if part]
-    kinds += [getattr(import_module(module), kind) for module, kind, _ in tailprop_cli.COMMANDS.values() if kind]
-    return frozenset(name for kind in [*kinds, bench.Bench] for name in option_names(kind)) | OF_TORCHRUN | {"--help"}
+    kinds += [find_options(module, kind) for module, kind, _ in tailprop_cli.COMMANDS.values() if kind]
+    kinds += [find_options(module, kind) for module, kind, _ in BENCHES.values()]
+    return frozenset(name for kind in kinds for name in option_names(kind)) | OF_TORCHRUN | {"--help"}
 
 
 @each_page

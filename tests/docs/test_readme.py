@@ -10,7 +10,8 @@ from tailprop.backbone.cost import count_macs, count_parameters, create_on_meta
 from tailprop.backbone.registry import SIZES
 from tailprop.engine.config import ModelConfig
 from tailprop.tasks.detect.bench import PAPER_GMACS
-from tailprop.tasks.detect.model import DetectorConfig, create_detector, detector_macs
+from tailprop.tasks.detect.config import DetectorConfig
+from tailprop.tasks.detect.model import create_detector, detector_macs
 from tests.docs.test_docs import blocks, run_blocks
 from tests.helpers import ROOT
 

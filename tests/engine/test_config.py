@@ -14,8 +14,8 @@ from tailprop.engine.optim import build_optimizer, build_schedule
 from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
 from tailprop.engine.settings import build, config_hash, to_dict
 from tailprop.tasks import find_spec
-from tailprop.tasks.classify.augment import AugmentConfig, BatchAugment, eval_transform, operations, train_transforms
-from tailprop.tasks.classify.data import DataConfig
+from tailprop.tasks.classify.augment import BatchAugment, eval_transform, operations, train_transforms
+from tailprop.tasks.classify.config import AugmentConfig, DataConfig
 from tailprop.tasks.classify.task import _mixup
 from tests.helpers.runs import assert_refused, write_recipe
 

@@ -10,8 +10,10 @@ import tailprop_cli
 from tailprop.engine.config import ModelConfig, OptimConfig
 from tailprop.engine.muon import Muon, is_matrix, orthogonalise
 from tailprop.engine.optim import build_optimizer
-from tailprop.tasks.detect.model import DetectorConfig, create_detector
-from tailprop.tasks.segment.model import SegmenterConfig, create_segmenter
+from tailprop.tasks.detect.config import DetectorConfig
+from tailprop.tasks.detect.model import create_detector
+from tailprop.tasks.segment.config import SegmenterConfig
+from tailprop.tasks.segment.model import create_segmenter
 from tests.backbone.test_model import tiny_net
 from tests.helpers.runs import assert_same_run, stop_and_resume, write_recipe
 

@@ -17,9 +17,9 @@ from tailprop.engine.settings import build
 from tailprop.engine.trainer import Trainer
 from tailprop.runtime.distributed import World
 from tailprop.tasks.classify import SPEC
-from tailprop.tasks.classify.task import Classification, ClassifyConfig
-from tailprop.tasks.restore.data import RestoreDataConfig
-from tailprop.tasks.restore.task import RestoreConfig
+from tailprop.tasks.classify.config import ClassifyConfig
+from tailprop.tasks.classify.task import Classification
+from tailprop.tasks.restore.config import RestoreConfig, RestoreDataConfig
 from tests.helpers.folders import folder_recipe, make_folder
 from tests.helpers.runs import (
     assert_refused,

@@ -11,8 +11,9 @@ import tailprop_cli
 from tailprop.engine.settings import build
 from tailprop.engine.trainer import steps_within
 from tailprop.runtime.distributed import World
+from tailprop.tasks.classify.config import ClassifyConfig
 from tailprop.tasks.classify.metrics import Accuracy
-from tailprop.tasks.classify.task import Classification, ClassifyConfig
+from tailprop.tasks.classify.task import Classification
 from tests.helpers.runs import assert_refused, losses, settings, write_recipe
 
 

@@ -7,7 +7,8 @@ import yaml
 
 from tailprop.data.formats.coco import CocoSet, Masks, read_coco
 from tailprop.engine.config import ModelConfig
-from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector
+from tailprop.tasks.detect.config import DetectorConfig
+from tailprop.tasks.detect.model import Detector, create_detector
 
 SMALL = DetectorConfig(channels=16, box_width=32, mask_layers=1, anchor_px=(8, 16, 32, 64, 128), candidates=50, proposals=30)
 SWIN = "swin_tiny_patch4_window7_224"

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import tailprop.commands.train
+import tailprop.engine.launch
 import tailprop.tasks.classify.evaluate
 import tailprop.tasks.classify.task
 import tailprop.tasks.detect.task

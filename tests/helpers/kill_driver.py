@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import tailprop.commands.train
+import tailprop.engine.launch
 import tailprop.tasks.classify.task  # noqa: F401 - imported before the forks
 import tailprop_cli
 

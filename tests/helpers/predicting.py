@@ -17,7 +17,7 @@ from tailprop.engine.checkpoint import save_weights
 from tailprop.tasks.classify import predict
 from tailprop.tasks.classify.augment import eval_transform
 from tailprop.tasks.classify.load import load_classifier
-from tailprop.tasks.classify.predict import ClassifyPredict
+from tailprop.tasks.classify.options import ClassifyPredict
 
 CLASSES = ("tench", "great white", "a, b", '[red]"x"[/red]', "naïve :cat:", "dog", "six")
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from tailprop.data.samplers import SampleKey
 from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, _chained
-from tailprop.tasks.classify.augment import AugmentConfig, eval_transform
-from tailprop.tasks.classify.data import DataConfig, ImageDataset
+from tailprop.tasks.classify.augment import eval_transform
+from tailprop.tasks.classify.config import AugmentConfig, DataConfig
+from tailprop.tasks.classify.data import ImageDataset
 from tailprop.tasks.classify.sources import Digits
 
 SMALL = DataConfig(size_px=32, resize_px=32, workers=0)

@@ -11,8 +11,9 @@ from PIL import Image
 
 import tailprop_cli
 from tailprop.studies.imagenet_c import ALEXNET_ERRORS, corruption_error, find_corruptions
-from tailprop.studies.robustness import Robustness, _print_all, measure
-from tailprop.tasks.classify.data import DataConfig
+from tailprop.studies.robustness import _print_all, measure
+from tailprop.studies.robustness_options import Robustness
+from tailprop.tasks.classify.config import DataConfig
 from tests.helpers.folders import make_folder
 from tests.helpers.runs import assert_refused, write_recipe
 from tests.studies.test_robustness import ALONE, SYNSETS, classifier, write_greys

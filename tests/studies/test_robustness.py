@@ -21,12 +21,13 @@ from tailprop.engine.config import ModelConfig
 from tailprop.runtime.distributed import World
 from tailprop.studies import robustness
 from tailprop.studies.corruptions import CORRUPTIONS
-from tailprop.studies.robustness import Robustness, Row, _print, _rows, imagenet_indices, measure, subset_indices
-from tailprop.tasks.classify.data import DataConfig
-from tailprop.tasks.classify.evaluate import DataChoice, evaluate_on
+from tailprop.studies.robustness import Row, _print, _rows, imagenet_indices, measure, subset_indices
+from tailprop.studies.robustness_options import Robustness
+from tailprop.tasks.classify.config import ClassifyConfig, DataConfig
+from tailprop.tasks.classify.evaluate import evaluate_on
 from tailprop.tasks.classify.load import ImageClassifier
 from tailprop.tasks.classify.metrics import Accuracy
-from tailprop.tasks.classify.task import ClassifyConfig
+from tailprop.tasks.classify.options import DataChoice
 
 ALONE = World(0, 1, torch.device("cpu"))
 SYNSETS = ImageNetInfo().label_names()

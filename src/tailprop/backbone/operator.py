@@ -13,7 +13,7 @@ settings; the seven variants of the paper's ablation are rows of `VARIANTS`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import torch.fx
@@ -22,7 +22,11 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
-from .dct import dct2, normalizing_gain
+from .dct import Frequencies, dct, normalizing_gain
+from .layers import is_captured
+from .observed import Observed
+from .response import is_plain
+from .response_cache import ResponseCache
 from .stable import (
     Mix,
     at_least_float32,
@@ -49,6 +53,8 @@ GATES: Final = ("content", "learned", "fixed", "spatial")
 SCALE_MODES: Final = ("softplus", "length")
 LENGTH_UNITS: Final = ("px", "map")
 ORDER_MODES: Final = ("fixed", "learned", "content")
+LONGEST: Final = 16.0  # initial length by default, in positions
+LEAST_NORMALIZED: Final = 16  # side of a map; over a few positions, what is left of a variance is noise
 SCALE_OFFSET: Final = 1e-4  # keeps k positive where softplus underflows
 
 for _leaf in ("tail_propagate", "tail_propagate_by_place"):  # leaf functions for symbolic tracing: inside, sizes are numbers
@@ -81,7 +87,7 @@ class PropagationDetails:
     responses: Tensor  # (B, K, H, W, C): each order alone; H_G and H_C for the paper's operator
     mixed: Tensor  # (B, H, W, C): the mixed response
     coefficients: Tensor  # (B, H, W, C): the DCT of the input
-    gain: Tensor | None  # (B, C): factor of all coefficients but the mean, which normalized channels lose; None without any
+    gain: Tensor | None  # (B, C): factor of all coefficients but the mean; None without normalized channels
 
     @property
     def lam(self) -> Tensor:
@@ -106,19 +112,23 @@ class TailPropagation(nn.Module):
         scale_mode: "softplus", k = softplus(theta) + offset, is the paper's. "length" learns a length for each channel and
             order, l = exp(theta), with k = l^alpha / alpha: a Gaussian then has standard deviation l and a Cauchy kernel
             half-width l, and a step of the optimizer changes every length by the same factor.
-        lengths: Shortest and longest initial length for "length", spread geometrically over the channels.
+        lengths: Shortest and longest initial length for "length", spread geometrically over the channels. By default from 0.5
+            to 16, but at most to half of `map_size`: a kernel as long as a small map leaves only its mean.
         length_unit: "px", positions of the map, or "map", the side of the map (the geometric mean of height and width).
         gate_init: Initial gate logit. Channels take turns in preferring one of the orders by this much; 0 = equal weights.
-        normalized_share: Share of the channels whose output is normalized to mean 0 and variance 1 over the map of every image.
-            They are spread evenly, so that normalized and other channels have all lengths.
+        normalized_share: Share of the channels whose output is normalized to variance 1 over the map of every image, around its
+            mean. They are spread evenly, so that normalized and other channels have all lengths. None of them are where
+            `map_size` is below 16.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
+        map_size: (H, W) of the maps that the layer is made for, which decides on lengths and normalization; it takes any size.
     """
 
     needs_frequency_embedding: Final = False
+    needs_map_size: Final = True
     no_decay: Final = ("theta", "gate_logits", "order_logits")
     scale_parameters: Final = ("theta",)
     spacing: float = 1.0  # distance of neighbouring positions, set by a backbone whose map is finer than usual
-    _observed: "Observed | None" = None  # means of predicted values, while `observe` is on
+    _observed: Observed | None = None  # means of predicted values, while `observe` is on
 
     def __init__(
         self,
@@ -129,11 +139,12 @@ class TailPropagation(nn.Module):
         scale_init: float | Sequence[float] = 0.02,
         scale_per_channel: bool = False,
         scale_mode: str = "softplus",
-        lengths: tuple[float, float] = (0.5, 16.0),
+        lengths: tuple[float, float] | None = None,
         length_unit: str = "px",
         gate_init: float = 0.0,
         normalized_share: float = 0.0,
         gate_reduction: int = 8,
+        map_size: tuple[int, int] | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -148,7 +159,8 @@ class TailPropagation(nn.Module):
         self.orders = checked_orders(orders)
         self.scale_init = _checked_scales(scale_init, self.orders)
         self.scale_mode, self.scale_per_channel = scale_mode, scale_per_channel or scale_mode == "length"
-        self.lengths, self.length_unit, self.gate_init = _checked_lengths(lengths), length_unit, gate_init
+        self.lengths = _default_lengths(map_size) if lengths is None else _checked_lengths(lengths)
+        self.length_unit, self.gate_init = length_unit, gate_init
 
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         num_orders, hidden = len(self.orders), max(1, dim // gate_reduction)
@@ -160,8 +172,11 @@ class TailPropagation(nn.Module):
         self.order_logits = nn.Parameter(torch.empty(num_orders, 1, **dd)) if order_mode == "learned" else None
         self.order_mlp = PooledMLP(dim, hidden, num_orders, **dd) if order_mode == "content" else None
         self.normalized_share = _checked_share(normalized_share)
-        self.normalized: Tensor | None  # (C,): 1 where a channel is normalized
-        self.register_buffer("normalized", torch.empty(dim, **dd) if normalized_share else None, persistent=False)
+        if map_size is not None and min(map_size) < LEAST_NORMALIZED:
+            self.normalized_share = 0.0
+        self.normalized: Tensor | None  # (C,): 1 where a channel is normalized; saved, because it may depend on map_size
+        self.register_buffer("normalized", torch.empty(dim, **dd) if normalized_share else None)
+        self._responses = ResponseCache()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -231,7 +246,17 @@ class TailPropagation(nn.Module):
             self._observed.add(weights, orders)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
             return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.normalized)
-        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalized)
+        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalized, self._kept_responses(x))
+
+    def _kept_responses(self, x: Tensor) -> ResponseCache | None:
+        """The cache, where responses may be kept: without learning, and where they are the same for all images."""
+        if self.training or self.order_mlp is not None or is_captured(x) or torch.is_grad_enabled() or not is_plain(x):
+            return None
+        return self._responses if x.device.type == "cpu" else None  # on a GPU the comparison would synchronize
+
+    def train(self, mode: bool = True) -> Self:
+        self._responses.clear()
+        return super().train(mode)
 
     def observe(self, on: bool) -> None:
         """Start to keep the means of weights and orders that are predicted from the input, or forget them."""
@@ -270,67 +295,39 @@ class TailPropagation(nn.Module):
     def _spacing(self, x: Tensor) -> float:
         """Distance of neighbouring positions in the unit of the scales."""
         if self.scale_mode == "length" and self.length_unit == "map":
-            return (x.shape[1] * x.shape[2]) ** -0.5
+            return x.flatten(1, -2).shape[1] ** (-1 / (x.ndim - 2))
         return self.spacing
 
     @torch.no_grad()
     def explain(self, x: Tensor) -> PropagationDetails:
         """The values inside one forward pass on x, (B, H, W, C); weights of every position are averaged over the map."""
-        b, h, w, c = x.shape
+        b, *sizes, c = x.shape
         weights = self.weights(x)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
-            weights = weights.mean((2, 3))
+            weights = weights.flatten(2, -2).mean(2)
         mix = Mix.of(x, self.scales(), weights, self.stable_orders(x), self._spacing(x))
+        frequencies, coefficients = Frequencies.in_order(x), dct(x)
+        responses, mixed = mix.each_response(frequencies), mix.mixture(frequencies).whole()
         orders = [torch.as_tensor(o, device=x.device).expand(b, c) for o in mix.orders]
         return PropagationDetails(
             scales=mix.scales,
             weights=mix.weights.expand(b, -1, c),
             orders=torch.stack(orders, dim=1),
-            responses=torch.stack([r.expand(b, h, w, c) for r in mix.each_response(x)], dim=1),
-            mixed=mix.response(x).expand(b, h, w, c),
-            coefficients=dct2(x),
-            gain=self._gain(dct2(x) * mix.response(x)),
+            responses=torch.stack([r.expand(b, *sizes, c) for r in responses], dim=1),
+            mixed=mixed.expand(b, *sizes, c),
+            coefficients=coefficients,
+            gain=self._gain(coefficients * mixed),
         )
 
     def _gain(self, coefficients: Tensor) -> Tensor | None:
         if self.normalized is None:
             return None
-        deviations = coefficients.clone()
-        deviations[:, 0, 0] = 0
-        return normalizing_gain(deviations, self.normalized)[:, 0, 0]
+        deviations = coefficients.clone().flatten(1, -2)
+        deviations[:, 0] = 0
+        return normalizing_gain(deviations, self.normalized)[:, 0]
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, orders={self.orders}, gate={self.gate!r}, order_mode={self.order_mode!r}"
-
-
-class Mean:
-    """The mean over all samples of tensors (B, K, ..., C), averaged over space: (K, C)."""
-
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-        self.count = 0
-
-    def add(self, values: Tensor) -> None:
-        summed = values.detach().sum(0)
-        summed = summed.flatten(1, -2).mean(1) if summed.ndim > 2 else summed
-        self.total = summed if self.total is None else self.total + summed
-        self.count += len(values)
-
-    def mean(self) -> Tensor | None:
-        return None if self.total is None else self.total / self.count
-
-
-class Observed:
-    """Means of the weights and orders that a layer predicts; those that do not depend on the input are left out."""
-
-    def __init__(self) -> None:
-        self.weights, self.orders = Mean(), Mean()
-
-    def add(self, weights: Tensor | None, orders: Tensor | tuple[float, ...]) -> None:
-        if weights is not None and weights.ndim > 2:
-            self.weights.add(weights)
-        if isinstance(orders, Tensor) and orders.ndim > 2:
-            self.orders.add(orders)
 
 
 class PooledMLP(nn.Module):
@@ -348,7 +345,7 @@ class PooledMLP(nn.Module):
             nn.init.zeros_(fc.bias)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, outputs, C)
-        return self.fc2(F.gelu(self.fc1(x.mean((1, 2))))).unflatten(1, (self.outputs, self.dim))
+        return self.fc2(F.gelu(self.fc1(x.flatten(1, -2).mean(1)))).unflatten(1, (self.outputs, self.dim))
 
 
 class PositionMLP(PooledMLP):
@@ -385,6 +382,10 @@ def _checked_share(share: float) -> float:
     if not 0 <= share <= 1:
         raise ValueError(f"normalized_share must be between 0 and 1, got {share}")
     return share
+
+
+def _default_lengths(map_size: tuple[int, int] | None) -> tuple[float, float]:
+    return 0.5, LONGEST if map_size is None else min(LONGEST, max(1.0, min(map_size) / 2))
 
 
 def _checked_lengths(lengths: tuple[float, float]) -> tuple[float, float]:

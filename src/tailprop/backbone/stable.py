@@ -1,6 +1,6 @@
 """Propagation by stable responses, as functions: the operator of the paper, its form for gates by place, and a reference.
 
-Shapes: B batch, H height, W width, C channels, K orders in the mix.
+Shapes: B batch, n_1 .. n_d one to three spatial axes (H height, W width of an image), C channels, K orders in the mix.
 
 Every response is a member of the stable family of Eq. (1) to (3) of the paper, with k = kappa * t,
 
@@ -11,13 +11,15 @@ Gaussian at alpha = 2 (light tail), Cauchy at alpha = 1 (heavy tail).
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.fx
 from torch import Tensor
 
-from .dct import MAX_GAIN, dct2, frequency_grid, idct2, normalizing_gain, spectral_filter
+from . import tail_triton
+from .dct import MAX_GAIN, Frequencies, Mixture, normalizing_gain, spectral_branches, spectral_filter
+from .response_cache import ResponseCache
 
 __all__ = [
     "Mix",
@@ -28,8 +30,6 @@ __all__ = [
     "tail_propagate_by_place",
     "tail_propagate_reference",
 ]
-
-_ALL: Final = slice(None)
 
 
 def stable_response(rho: Tensor, scale: Tensor, order: float | Tensor) -> Tensor:
@@ -50,11 +50,12 @@ def tail_propagate(
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
     normalized: Tensor | None = None,
+    kept: ResponseCache | None = None,
 ) -> Tensor:
     """Y = IDCT(sum_k w_k exp(-k_k rho^(alpha_k/2)) * DCT(X)): Eq. (7) of the paper, for any number of orders.
 
     Args:
-        x: Channels-last map, (B, H, W, C).
+        x: Channels-last map, (B, H, W, C); or a signal, (B, N, C), or a volume or video, (B, D, H, W, C).
         scales: Positive scales k, (K,) or one for each channel, (K, C). In pixels: a Gaussian has standard deviation
             sqrt(2k), a Cauchy kernel half-width k.
         weights: Mixing weights, (K,), (K, C) or (B, K, C), summing to 1 over K; equal weights by default. With two orders
@@ -62,9 +63,11 @@ def tail_propagate(
             channel is preserved exactly.
         orders: K numbers in (0, 2], or a tensor of shape (K,), (K, C) or (B, K, C) if they are learned.
         spacing: Distance of neighbouring positions in the unit of the scales; below 1 on a finer map.
-        normalized: 1 for channels whose result is normalized to mean 0 and variance 1 over the map of every image, 0 for the
-            others, (C,); none by default. A long kernel makes what it delivers weak: white noise by a factor of about 4 l for a
-            Gaussian of standard deviation l.
+        normalized: 1 for channels whose result is normalized to variance 1 over the map of every image, around its mean, 0 for
+            the others, (C,); none by default. A long kernel makes what it delivers weak: white noise by a factor of about 4 l
+            for a Gaussian of standard deviation l.
+        kept: Responses of earlier calls, to be used while scales and orders are the same; only without gradients, and only
+            where no orders are predicted for each image.
 
     >>> photo = torch.rand(1, 64, 48, 3)
     >>> tail_propagate(photo, scales=(8.0, 2.0), weights=(0.3, 0.7)).shape
@@ -72,10 +75,29 @@ def tail_propagate(
     """
     _check_map(x)
     mix = Mix.of(x, scales, weights, orders, spacing)
-    if normalized is None:
-        return spectral_filter(x, lambda columns: mix.response(x, columns))  # (B, H, W, C)
-    centred = x - normalized.to(x.dtype) * x.mean((1, 2), keepdim=True)
-    return spectral_filter(centred, lambda c: mix.response(x, c) * _without_mean(x, normalized, c), normalized)
+    mean = None if normalized is None else _mean_of_normalized(x, normalized)
+    deviations = x if mean is None else x - mean
+    if tail_triton.usable(deviations, normalized):
+        y = tail_triton.propagate(deviations, mix, normalized, _by_products)
+    else:
+        y = _by_products(deviations, mix, normalized, kept)
+    # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
+    return y if mean is None else y.contiguous() + mean  # (B, H, W, C)
+
+
+def _by_products(x: Tensor, mix: "Mix", normalized: Tensor | None, kept: ResponseCache | None = None) -> Tensor:
+    """The operator by matrix products, on a map whose normalized channels have no mean."""
+
+    def respond(frequencies: Frequencies) -> Mixture:
+        mixture = mix.mixture(frequencies)
+        return mixture if normalized is None else _without_mean(mixture, frequencies, normalized)
+
+    def recall(frequencies: Frequencies) -> Mixture:
+        assert kept is not None
+        origin = [v for v in (mix.scales, *mix.orders, normalized) if isinstance(v, Tensor)]
+        return Mixture(kept.terms(frequencies, mix.spacing, origin, lambda f: respond(f).terms), mix.mixing_weights)
+
+    return spectral_filter(x, respond if kept is None else recall, normalized)
 
 
 def tail_propagate_by_place(
@@ -94,17 +116,18 @@ def tail_propagate_by_place(
     _check_map(x)
     shared = [1 / weights.shape[1]] * weights.shape[1]
     mix = Mix.of(x, scales, shared, orders, spacing)
-    if normalized is None:
-        coefficients = dct2(x)
-    else:
-        centred = x - normalized.to(x.dtype) * x.mean((1, 2), keepdim=True)
-        coefficients = dct2(centred) * _without_mean(x, normalized).to(x.dtype)
-    # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
-    *others, last = [idct2(h.to(x.dtype) * coefficients).contiguous() for h in mix.each_response(x)]
+    mean = None if normalized is None else _mean_of_normalized(x, normalized)
+
+    def respond(frequencies: Frequencies) -> list[Mixture]:
+        alone = [Mixture((h,)) for h in mix.each_response(frequencies)]
+        return alone if normalized is None else [_without_mean(h, frequencies, normalized) for h in alone]
+
+    # contiguous for the same reason as above
+    *others, last = [branch.contiguous() for branch in spectral_branches(x if mean is None else x - mean, respond)]
     y = last
     for k, branch in enumerate(others):
         y = torch.addcmul(y, weights[:, k].to(x.dtype), branch - last)
-    return y if normalized is None else y * normalizing_gain(y, normalized)  # (B, H, W, C)
+    return y if normalized is None or mean is None else y * normalizing_gain(y, normalized) + mean  # (B, H, W, C)
 
 
 def tail_propagate_reference(
@@ -121,11 +144,12 @@ def tail_propagate_reference(
     """
     _check_map(x)
     dtype, x = x.dtype, x.double()
-    _, h, w, _ = x.shape
-    d_h, d_w = _cosine_matrix(h, x), _cosine_matrix(w, x)
-    w_m = math.pi * torch.arange(h, dtype=x.dtype, device=x.device) / (h * spacing)
-    w_n = math.pi * torch.arange(w, dtype=x.dtype, device=x.device) / (w * spacing)
-    rho = w_m[:, None] ** 2 + w_n[None, :] ** 2  # (H, W)
+    bases = [_cosine_matrix(n, x) for n in x.shape[1:-1]]
+    rho = torch.zeros(x.shape[1:-1], dtype=x.dtype, device=x.device)  # (H, W)
+    for axis, n in enumerate(rho.shape):
+        w_m = math.pi * torch.arange(n, dtype=x.dtype, device=x.device) / (n * spacing)
+        rho = rho + (w_m**2).view([-1 if other == axis else 1 for other in range(rho.ndim)])
+    rho = rho[..., None]
     away_from_zero = torch.where(rho > 0, rho, 1.0)
 
     mix = Mix.of(x, scales, weights, orders)
@@ -133,16 +157,19 @@ def tail_propagate_reference(
     shares = torch.cat([mix.weights[:, :-1], last], dim=1)
     y = torch.zeros_like(x)
     for k, order in enumerate(mix.orders):
-        alpha = order[..., None, None] if isinstance(order, Tensor) else order  # (B, C, 1, 1) or a number
-        decay = torch.where(rho > 0, away_from_zero ** (alpha / 2), 0.0)  # rho^(alpha/2), (B, C, H, W)
-        response = torch.exp(-mix.scales[k, :, None, None] * decay)
-        branch = d_h @ x.permute(0, 3, 1, 2) @ d_w.T  # DCT, (B, C, H, W)
-        branch = d_h.T @ (response * branch) @ d_w  # inverse DCT
-        y = y + shares[:, k, None, None, :] * branch.permute(0, 2, 3, 1)
+        alpha = _over_map(order, x.ndim - 2) if isinstance(order, Tensor) else order  # (B, 1, 1, C) or a number
+        decay = torch.where(rho > 0, away_from_zero ** (alpha / 2), 0.0)  # rho^(alpha/2), (B, H, W, C)
+        branch = x
+        for axis, basis in enumerate(bases, start=1):  # DCT
+            branch = torch.tensordot(branch, basis, dims=([axis], [1])).movedim(-1, axis)
+        branch = torch.exp(-mix.scales[k] * decay) * branch
+        for axis, basis in enumerate(bases, start=1):  # inverse DCT
+            branch = torch.tensordot(branch, basis, dims=([axis], [0])).movedim(-1, axis)
+        y = y + _over_map(shares[:, k], x.ndim - 2) * branch
     if normalized is not None:
-        deviations = y - y.mean((1, 2), keepdim=True)
-        rms = (deviations.square().mean((1, 2), keepdim=True) + 1 / MAX_GAIN**2).sqrt()
-        y = torch.where(normalized > 0, deviations / rms, y)
+        mean = y.mean(_spatial(y), keepdim=True)
+        rms = ((y - mean).square().mean(_spatial(y), keepdim=True) + 1 / MAX_GAIN**2).sqrt()
+        y = torch.where(normalized > 0, mean + (y - mean) / rms, y)
     return y.to(dtype)
 
 
@@ -190,34 +217,56 @@ class Mix(NamedTuple):
             )
         return cls(scales, weights, split, spacing)
 
-    def each_response(self, x: Tensor, columns: slice = _ALL) -> list[Tensor]:
-        """The response of each order alone at some columns of frequencies, K tensors (B or 1, H, columns, C or 1)."""
-        h, w = x.shape[-3], x.shape[-2]
-        rho = frequency_grid(h, w, x, self.spacing)[None, :, columns, None]
-        orders = (o[:, None, None, :] if isinstance(o, Tensor) else o for o in self.orders)
+    def each_response(self, frequencies: Frequencies) -> list[Tensor]:
+        """The response of each order alone, K tensors (B or 1, n_1, .., n_d, C or 1)."""
+        rho, num_axes = frequencies.squared(self.spacing), len(frequencies.sizes)
+        orders = (_over_map(o, num_axes) if isinstance(o, Tensor) else o for o in self.orders)
         return [stable_response(rho, k, order) for k, order in zip(self.scales, orders, strict=True)]
 
-    def response(self, x: Tensor, columns: slice = _ALL) -> Tensor:
-        """sum_k w_k h_k, broadcastable to (B, H, W, C), as h_K + sum_(k<K) w_k (h_k - h_K): exactly 1 at rho = 0."""
-        *others, last = self.each_response(x, columns)
-        mixed = last
-        for k, h in enumerate(others):
-            mixed = torch.addcmul(mixed, self.weights[:, k, None, None, :], h - last)
-        return mixed
+    def mixture(self, frequencies: Frequencies) -> Mixture:
+        """sum_k w_k h_k as h_K + sum_(k<K) w_k (h_k - h_K): exactly 1 at rho = 0."""
+        *others, last = self.each_response(frequencies)
+        return Mixture((last, *[h - last for h in others]), self.mixing_weights)
+
+    @property
+    def mixing_weights(self) -> Tensor | None:
+        """Those of all responses but the last, (B or 1, K - 1, C or 1)."""
+        return self.weights[:, :-1] if len(self.orders) > 1 else None
 
 
-def _without_mean(x: Tensor, normalized: Tensor, columns: slice = _ALL) -> Tensor:
-    """0 at the frequency of the mean of normalized channels, and 1 elsewhere, (1, H, columns, C).
+def _mean_of_normalized(x: Tensor, normalized: Tensor) -> Tensor:
+    """The mean of normalized channels, (B, 1, 1, C), 0 for the others.
 
-    Their mean is taken away from the map, too: in half precision a transform would leak it into other frequencies.
+    It goes around the transforms: half precision would leak it into other frequencies, where the gain is large.
     """
-    is_mean = frequency_grid(x.shape[-3], x.shape[-2], x)[None, :, columns, None] == 0
-    return 1 - is_mean * normalized
+    return normalized.to(x.dtype) * x.mean(_spatial(x), keepdim=True)
+
+
+def _without_mean(response: Mixture, frequencies: Frequencies, normalized: Tensor) -> Mixture:
+    """The response, but 0 at the frequency of the mean for normalized channels, where a rounded mean may be left.
+
+    All terms after the first are 0 there already.
+    """
+    first, *others = response.terms
+    is_mean = frequencies.squared() == 0
+    return Mixture((first * (1 - is_mean * normalized), *others), response.weights)
+
+
+def _spatial(x: Tensor) -> tuple[int, ...]:
+    return tuple(range(1, x.ndim - 1))
+
+
+def _over_map(v: Tensor, num_axes: int) -> Tensor:
+    """(B, C) as (B, 1, .., 1, C)."""
+    return v.unflatten(0, (-1, *[1] * num_axes))
 
 
 def _check_map(x: Tensor) -> None:
-    if x.ndim != 4:
-        raise ValueError(f"expected a channels-last map (batch, height, width, channels), got shape {tuple(x.shape)}")
+    if not 3 <= x.ndim <= 5:
+        raise ValueError(
+            "expected a channels-last map (batch, height, width, channels), or one with one or three axes between batch and "
+            f"channels, got shape {tuple(x.shape)}"
+        )
 
 
 def _check_numbers(scales: Tensor | Sequence[float], weights: Tensor | Sequence[float] | None) -> None:

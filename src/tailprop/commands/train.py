@@ -1,21 +1,24 @@
-"""`tailprop train RECIPE`: train from a recipe; every setting can be overridden on the command line."""
+"""`tailprop train RECIPE`: train from a recipe; every setting can be overridden on the command line.
+
+PyTorch is imported after the options are parsed, because that takes seconds.
+"""
 
 import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailprop.engine.config import TaskConfig
-from tailprop.engine.launch import train
 from tailprop.engine.options import parse_options
 from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
-from tailprop.engine.run_folder import RunFolder
 from tailprop.engine.settings import build
-from tailprop.runtime.distributed import World, any_rank, launch_id, process_group
 from tailprop.runtime.signals import Interrupted
 from tailprop.tasks import DEFAULT_TASK, find_spec
 from tailprop.utils.text import say
+
+if TYPE_CHECKING:
+    from tailprop.runtime.distributed import World
 
 
 def parse(args: list[str]) -> Any:
@@ -43,6 +46,10 @@ def _in_folder(config: TaskConfig, out: Path) -> TaskConfig:
 
 
 def run(config: TaskConfig) -> None:
+    from tailprop.engine.launch import train
+    from tailprop.engine.run_folder import RunFolder
+    from tailprop.runtime.distributed import any_rank, launch_id, process_group
+
     with process_group(config.run.device, config.run.threads) as world:
         if any_rank(world.is_main and RunFolder(config.run.out).was_started_by(launch_id()), world.device):
             config = _resume_restarted(config, world)
@@ -53,8 +60,10 @@ def run(config: TaskConfig) -> None:
             raise Interrupted(f"{stop}; resume with: {command} --run.resume", stop.number) from None
 
 
-def _resume_restarted(config: TaskConfig, world: World) -> TaskConfig:
+def _resume_restarted(config: TaskConfig, world: "World") -> TaskConfig:
     """The settings, with resume set if this launch of torchrun started the run and now restarts it."""
+    from tailprop.runtime.distributed import any_rank, launch_id
+
     is_restart = any_rank(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0, world.device)
     if config.run.overwrite and not is_restart:
         raise ValueError(

@@ -8,6 +8,7 @@ import json
 import re
 import typing
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -16,7 +17,7 @@ from tailprop.engine.settings import aliases, check_numbers
 from tailprop.utils.parsing import parse_yaml
 from tailprop.utils.text import closest
 
-__all__ = ["Checkpoint", "option_names", "parse_options", "parse_pairs"]
+__all__ = ["Checkpoint", "find_options", "option_names", "parse_options", "parse_pairs"]
 
 T = TypeVar("T")
 Checkpoint = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
@@ -51,6 +52,12 @@ _OTHER_NAMES = {
     "torchcompile": "compile",
     "wd": "weight-decay",
 }
+
+
+def find_options(module_name: str, reference: str) -> type[Any]:
+    """The dataclass of a command's options: of its module, or of another one ("module:dataclass") that is imported faster."""
+    other, _, name = reference.rpartition(":")
+    return getattr(import_module(other or module_name), name)
 
 
 def parse_options(kind: type[T], args: Sequence[str], prog: str, description: str | None = None, default: T | None = None) -> T:

@@ -1,13 +1,12 @@
-"""Find the settings and weights of a run folder or an exported file."""
+"""Find the settings and weights of a run folder or an exported file.
+
+PyTorch is imported where a weights file is read: the settings of a run folder need none.
+"""
 
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import safe_open
-
-from tailprop.engine.checkpoint import read_checkpoint
-from tailprop.engine.integrity import check_intact, is_intact
 from tailprop.engine.settings import build, comparable, config_hash, differences, portable
 from tailprop.utils.parsing import parse_json, parse_yaml, sealed_text
 from tailprop.utils.text import listed, say
@@ -88,6 +87,10 @@ def read_settings(where: str | Path, kind: type[T]) -> T:
 
 def read_metadata(weights: Path) -> dict[str, str]:
     """The metadata of exported weights; for a checkpoint, that of the model.safetensors beside it, or its own."""
+    from safetensors import safe_open
+
+    from tailprop.engine.integrity import check_intact, is_intact
+
     if weights.suffix != ".safetensors":
         sibling = weights.with_name("model.safetensors")
         return read_metadata(sibling) if is_intact(sibling) else _own_metadata(weights)
@@ -98,6 +101,8 @@ def read_metadata(weights: Path) -> dict[str, str]:
 
 def _own_metadata(weights: Path) -> dict[str, str]:
     """The metadata in a checkpoint; earlier versions, and other programs, save none."""
+    from tailprop.engine.checkpoint import read_checkpoint
+
     found = read_checkpoint(weights).get("metadata")
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
@@ -109,6 +114,8 @@ def find_task_name(where: str | Path, default: str) -> str | None:
     if str(where).startswith("-") or not (path.is_dir() or is_weights):
         return None
     if is_weights:
+        from tailprop.engine.integrity import check_intact
+
         check_intact(path)  # else its task would be unknown, and the options of its task refused
     try:
         settings = find_settings(path)
@@ -150,6 +157,8 @@ def _say_once(message: str) -> None:
 
 
 def _first_intact(found: list[Path]) -> Path:
+    from tailprop.engine.integrity import check_intact
+
     for place, path in enumerate(found):
         try:
             check_intact(path)

@@ -1,15 +1,19 @@
 """The interface of a task: `Task` is what the training loop calls, `TaskSpec` tells the commands where its parts are."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tailprop.engine.config import TaskConfig
-from tailprop.runtime.distributed import World
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from tailprop.runtime.distributed import World
 
 __all__ = ["Task", "TaskSpec"]
 
@@ -34,17 +38,21 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """Where the parts of a task are, as "module:attribute" in the task's package. A part is imported on first use."""
+    """Where the parts of a task are, as "module:attribute" in the task's package. A part is imported on first use.
+
+    Options of commands are dataclasses of the module `options`, and the command is the function `run` of the named module:
+    options are parsed before PyTorch is imported.
+    """
 
     package: str  # for example tailprop.tasks.classify
     title: str  # the task in a few words, for help texts
     config: str  # settings: a subclass of TaskConfig
     task: str  # training: a class that implements Task, created from the settings and the World
     load: str  # function that loads a run folder or a weights file as a Predictor
-    evaluate: str  # options of `tailprop eval`: a dataclass; the function `run` of its module takes an instance
-    predict: str  # options of `tailprop predict`, likewise
+    evaluate: str  # `tailprop eval`: the module whose `run` takes the options, and their dataclass
+    predict: str  # `tailprop predict`, likewise
     metrics: dict[str, str]  # name: label with unit for figures; the first metric selects the best checkpoint
-    bench: str | None = None  # options of `tailprop bench TASK`, likewise; None = the task has no benchmark
+    bench: str | None = None  # `tailprop bench TASK`, likewise; None = the task has no benchmark
     artifacts: tuple[str, ...] = ()  # files that the task adds to the run folder
 
     @property
@@ -61,6 +69,10 @@ class TaskSpec:
         """Import a part, given as "module:attribute"."""
         module, _, attribute = reference.partition(":")
         return getattr(import_module(f"{self.package}.{module}"), attribute)
+
+    def options(self, reference: str) -> type[Any]:
+        """The options of a command, without importing its module."""
+        return getattr(import_module(f"{self.package}.options"), reference.partition(":")[2])
 
     def module(self, reference: str) -> Any:
         """Import the module of a part."""

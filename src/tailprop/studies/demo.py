@@ -18,7 +18,7 @@ from tailprop.engine.settings import build
 from tailprop.runtime.distributed import init_distributed
 from tailprop.studies.demo_figures import draw_inside, draw_operator
 from tailprop.tasks import find_spec, load
-from tailprop.tasks.classify.task import ClassifyConfig
+from tailprop.tasks.classify.config import ClassifyConfig
 from tailprop.tasks.common.look import save_figure
 from tailprop.utils.terminal import Console
 from tailprop.utils.validation import check_output_folder

@@ -26,8 +26,9 @@ from tailprop.engine.recipes import find_recipe, read_recipe
 from tailprop.engine.settings import build
 from tailprop.runtime.distributed import World
 from tailprop.runtime.provenance import provenance
-from tailprop.tasks.classify.data import Batch, DataConfig
-from tailprop.tasks.classify.task import Classification, ClassifyConfig
+from tailprop.tasks.classify.config import ClassifyConfig, DataConfig
+from tailprop.tasks.classify.data import Batch
+from tailprop.tasks.classify.task import Classification
 from tailprop.tasks.common.bench import use_cpu, write_rows
 from tailprop.tasks.common.models import check_model
 from tailprop.utils.terminal import Console, Table

@@ -26,8 +26,9 @@ from tailprop.runtime.provenance import provenance
 from tailprop.tasks import find_spec
 from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.figures import draw_curves
+from tailprop.tasks.restore.config import RestoreConfig
 from tailprop.tasks.restore.model import RESTORERS
-from tailprop.tasks.restore.task import Restoration, RestoreConfig
+from tailprop.tasks.restore.task import Restoration
 from tailprop.utils.files import write_json
 from tailprop.utils.terminal import Console, Table
 from tailprop.utils.validation import check_choice

@@ -7,7 +7,7 @@ is the mean top-1, not mCE, because frost is missing (`tailprop.studies.corrupti
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,91 +19,27 @@ from PIL import Image
 
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.splits import Contents
-from tailprop.engine.options import Checkpoint
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.provenance import provenance
-from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
+from tailprop.studies.corruptions import Corrupt
 from tailprop.studies.imagenet_c import CorruptedFolder, find_corruptions, print_errors
-from tailprop.tasks.classify.data import DataConfig, open_source
-from tailprop.tasks.classify.evaluate import DataChoice, align_source, evaluate_on
+from tailprop.studies.robustness_options import IMAGENET_A, IMAGENET_C, IMAGENET_R, IMAGENET_V2, OPTIONS, SKETCH, Robustness
+from tailprop.tasks.classify.config import DataConfig
+from tailprop.tasks.classify.data import open_source
+from tailprop.tasks.classify.evaluate import align_source, evaluate_on
 from tailprop.tasks.classify.load import ImageClassifier, load_classifier
 from tailprop.tasks.classify.metrics import Accuracy, ignore
 from tailprop.tasks.classify.sources import Source
 from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.classes import deduplicate_names
-from tailprop.tasks.common.options import ComputeOptions
 from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted, say
-from tailprop.utils.validation import check_at_least, check_output_file
 
-__all__ = ["Robustness", "Row", "imagenet_indices", "measure", "run", "subset_indices"]
+__all__ = ["Row", "imagenet_indices", "measure", "run", "subset_indices"]
 
-SKETCH, IMAGENET_A, IMAGENET_R, IMAGENET_V2 = "ImageNet-Sketch", "ImageNet-A", "ImageNet-R", "ImageNet-V2"
-IMAGENET_C = "ImageNet-C"
 CLASSES: Final = {SKETCH: 1000, IMAGENET_A: 200, IMAGENET_R: 200, IMAGENET_V2: 1000}
-OPTIONS: Final = {"sketch": SKETCH, "imagenet_a": IMAGENET_A, "imagenet_r": IMAGENET_R, "imagenet_v2": IMAGENET_V2}
 SUBSETS: Final = {IMAGENET_A: "imagenet_a", IMAGENET_R: "imagenet_r"}  # timm's names of the lists of their classes
 PAPER_TOP1: Final = {("tailprop_base", SKETCH): 23.1, ("tailprop_base", IMAGENET_A): 37.2}
-
-
-@dataclass(frozen=True)
-class Robustness(ComputeOptions):
-    """Evaluate a classifier on out-of-distribution images."""
-
-    checkpoint: Checkpoint
-    """A run folder, a weights file, or the name of a pretrained timm model."""
-    model: str | None = None
-    """timm name of the architecture, if the checkpoint does not contain it."""
-    sketch: Path | None = None
-    """ImageNet-Sketch: its 1000 folders, or a parquet snapshot."""
-    imagenet_a: Path | None = None
-    """ImageNet-A: its 200 folders, or a parquet snapshot."""
-    imagenet_r: Path | None = None
-    """ImageNet-R: its 200 folders, or a parquet snapshot."""
-    imagenet_v2: Path | None = None
-    """ImageNet-V2: its folders 0 to 999, or a parquet snapshot."""
-    imagenet_c: Path | None = None
-    """ImageNet-C: the folder with a folder for each corruption, with 1 to 5 in it, and in these the classes."""
-    corrupt: tuple[str, ...] = ()
-    """Corruptions of the validation images, by ImageNet-C's names; all = every corruption."""
-    severities: tuple[int, ...] = SEVERITIES
-    """Severities of the corruptions, from 1 to 5."""
-    data: DataChoice = field(default_factory=DataChoice)
-    limit: int = 0
-    """Largest number of images of each dataset, evenly spaced; 0 = all."""
-    batch_size: int = setting(64, aliases=("batch",))
-    """Images per batch."""
-    out: Path | None = None
-    """CSV file for the results, updated after each measurement."""
-
-    def check(self) -> None:
-        super().check()
-        check_at_least("batch_size", self.batch_size, 1)
-        check_at_least("limit", self.limit, 0)
-        check_output_file("--out", self.out)
-        given = {name: path for name in (*OPTIONS, "imagenet_c") if (path := getattr(self, name)) is not None}
-        if not given and not self.corrupt:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in (*OPTIONS, "imagenet_c"))
-            raise ValueError(f"nothing to evaluate; give {names} or --corrupt (all, or names)")
-        for name, path in given.items():
-            if not path.is_dir():
-                raise ValueError(f"no folder {path}; --{name.replace('_', '-')} takes the folder of the dataset")
-        for name in self.corrupt:
-            if name != "all":
-                check_corruption(name)
-        if not self.severities:
-            raise ValueError("--severities is empty; give at least one from 1 to 5")
-        for severity in self.severities:
-            check_severity(severity)
-
-    @property
-    def corruptions(self) -> tuple[str, ...]:
-        return tuple(CORRUPTIONS) if "all" in self.corrupt else tuple(dict.fromkeys(self.corrupt))
-
-    @property
-    def levels(self) -> tuple[int, ...]:
-        return tuple(sorted(set(self.severities)))
 
 
 @dataclass(frozen=True)

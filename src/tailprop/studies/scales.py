@@ -16,9 +16,7 @@ from tailprop.engine.launch import train
 from tailprop.runtime.distributed import init_distributed
 from tailprop.runtime.provenance import provenance
 from tailprop.tasks import find_spec
-from tailprop.tasks.classify.augment import AugmentConfig
-from tailprop.tasks.classify.data import DataConfig
-from tailprop.tasks.classify.task import ClassifyConfig
+from tailprop.tasks.classify.config import AugmentConfig, ClassifyConfig, DataConfig
 from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.models import check_model
 from tailprop.utils.text import say

@@ -15,10 +15,10 @@ import tailprop_cli
 from tailprop.engine.recipes import find_recipe, read_recipe
 from tailprop.engine.run_settings import read_config
 from tailprop.engine.settings import build
-from tailprop.tasks.classify.evaluate import DataChoice
+from tailprop.tasks.classify.config import ClassifyConfig
 from tailprop.tasks.classify.load import load_classifier
+from tailprop.tasks.classify.options import DataChoice
 from tailprop.tasks.classify.sources import Folder
-from tailprop.tasks.classify.task import ClassifyConfig
 from tests.helpers.folders import folder_recipe, jpeg, make_folder
 from tests.helpers.runs import assert_refused, write_recipe
 

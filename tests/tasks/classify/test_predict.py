@@ -18,7 +18,8 @@ from tailprop.data.images import list_images
 from tailprop.engine.checkpoint import save_weights
 from tailprop.tasks.classify import predict
 from tailprop.tasks.classify.load import ClassScore
-from tailprop.tasks.classify.predict import ClassifyPredict, Prediction
+from tailprop.tasks.classify.options import ClassifyPredict
+from tailprop.tasks.classify.predict import Prediction
 from tests.helpers.predicting import (
     CLASSES,
     expected,

@@ -9,7 +9,7 @@ import pytest
 
 from tailprop.runtime.memory import peak_bytes
 from tailprop.tasks.detect import bench as bench_detect
-from tailprop.tasks.detect.bench import BenchDetect
+from tailprop.tasks.detect.options import BenchDetect
 
 MIB = 2**20
 

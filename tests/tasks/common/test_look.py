@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from tailprop.engine.config import ModelConfig
-from tailprop.tasks.classify.data import DataConfig
-from tailprop.tasks.classify.task import ClassifyConfig
+from tailprop.tasks.classify.config import ClassifyConfig, DataConfig
 from tailprop.tasks.common import figures, fonts
 from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.fonts import families_for, load_font, missing_characters

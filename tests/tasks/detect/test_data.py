@@ -21,17 +21,8 @@ from tailprop.data.samplers import SampleKey
 from tailprop.data.shapes.render import SceneConfig
 from tailprop.data.shapes.write import write_coco
 from tailprop.runtime.distributed import World
-from tailprop.tasks.detect.data import (
-    AspectRatioSampler,
-    Augment,
-    DetectAugmentConfig,
-    DetectionDataset,
-    Target,
-    collate,
-    cut,
-    mirror,
-    resize,
-)
+from tailprop.tasks.detect.config import DetectAugmentConfig
+from tailprop.tasks.detect.data import AspectRatioSampler, Augment, DetectionDataset, Target, collate, cut, mirror, resize
 from tailprop.tasks.detect.model import Sizes
 
 CPU = torch.device("cpu")

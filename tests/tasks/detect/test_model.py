@@ -18,9 +18,10 @@ from tailprop.engine.config import ModelConfig, OptimConfig
 from tailprop.engine.optim import build_optimizer, build_schedule
 from tailprop.engine.recipes import find_recipe, read_recipe
 from tailprop.engine.settings import build
-from tailprop.tasks.detect.bench import PAPER_GMACS, BenchDetect, papers_gmacs
-from tailprop.tasks.detect.model import DetectorConfig, Sizes, create_detector, detector_macs
-from tailprop.tasks.detect.task import DetectConfig
+from tailprop.tasks.detect.bench import PAPER_GMACS, papers_gmacs
+from tailprop.tasks.detect.config import DetectConfig, DetectorConfig
+from tailprop.tasks.detect.model import Sizes, create_detector, detector_macs
+from tailprop.tasks.detect.options import BenchDetect
 from tests.helpers import ROOT
 from tests.helpers.detecting import NARROW, SMALL, SWIN, small_detector
 

@@ -10,10 +10,10 @@ from skimage import data as photographs
 
 from tailprop.backbone.mixers import MIXERS
 from tailprop.data.samplers import SampleKey
-from tailprop.tasks.reach.data import ReachDataConfig, ReachDataset, collate_posed
+from tailprop.tasks.reach.config import ReachConfig, ReachDataConfig
+from tailprop.tasks.reach.data import ReachDataset, collate_posed
 from tailprop.tasks.reach.model import ReachNet
 from tailprop.tasks.reach.problems import PROBLEMS
-from tailprop.tasks.reach.task import ReachConfig
 from tests.helpers.runs import assert_refused
 
 

@@ -15,7 +15,8 @@ from scipy import ndimage
 from tailprop.data.broken import Broken
 from tailprop.data.raster import fit_channels, full_luma, read_pixels, read_profile, studio_luma, try_pixels, write_pixels
 from tailprop.data.samplers import SampleKey
-from tailprop.tasks.restore.data import CropDataset, Pair, RestoreDataConfig
+from tailprop.tasks.restore.config import RestoreDataConfig
+from tailprop.tasks.restore.data import CropDataset, Pair
 from tailprop.tasks.restore.data import WholeImageDataset as WholeImages  # or pytest would take it for a test
 from tailprop.tasks.restore.degrade import add_test_noise, compress, to_unit
 from tailprop.tasks.restore.inference import evaluate_restorer

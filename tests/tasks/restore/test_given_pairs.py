@@ -15,7 +15,8 @@ import tailprop_cli
 from tailprop.data.raster import full_luma, read_pixels, write_pixels
 from tailprop.data.samplers import SampleKey
 from tailprop.tasks.restore.bicubic import crop_to_multiple, downscale
-from tailprop.tasks.restore.data import CropDataset, Pair, RestoreDataConfig
+from tailprop.tasks.restore.config import RestoreDataConfig
+from tailprop.tasks.restore.data import CropDataset, Pair
 from tailprop.tasks.restore.degrade import add_test_noise, compress, to_unit
 from tests.helpers.restoring import photograph, write_images, write_recipe
 from tests.helpers.runs import assert_refused, last_row

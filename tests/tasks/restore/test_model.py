@@ -7,9 +7,10 @@ import tailprop_cli
 from tailprop.engine.optim import build_schedule
 from tailprop.engine.recipes import find_recipe, read_recipe
 from tailprop.engine.settings import build
+from tailprop.tasks.restore.config import RestoreConfig
 from tailprop.tasks.restore.inference import restore_tiled, restore_whole
 from tailprop.tasks.restore.model import RESTORERS, DnCNN, TailPropIR, create_restorer
-from tailprop.tasks.restore.task import RestoreConfig, charbonnier
+from tailprop.tasks.restore.task import charbonnier
 
 SMALL = dict(dim=8, depths=(2, 1), num_heads=2, embedding_px=8)
 NETWORKS = [name for name in RESTORERS if name.endswith("_light")] + ["dncnn"]

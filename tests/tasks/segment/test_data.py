@@ -26,12 +26,11 @@ from tailprop.data.formats.label_maps import (
 from tailprop.data.samplers import SampleKey
 from tailprop.data.shapes.render import SHAPES, SceneConfig, make_scene
 from tailprop.data.shapes.write import ensure_ade20k, write_ade20k
+from tailprop.tasks.segment.config import SegmentAugmentConfig, SegmentDataConfig
 from tailprop.tasks.segment.data import (
     GROUND,
     Augment,
     SegmentationDataset,
-    SegmentAugmentConfig,
-    SegmentDataConfig,
     collate,
     distort,
     is_mixed,

@@ -26,12 +26,12 @@ from tailprop.engine.train_state import convert_batch_norms
 from tailprop.runtime.distributed import World
 from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.palette import class_color
-from tailprop.tasks.segment.data import SegmentAugmentConfig
+from tailprop.tasks.segment.config import InferenceConfig, SegmentAugmentConfig, SegmentConfig, SegmenterConfig
 from tailprop.tasks.segment.draw import draw_labels, legend, with_legend
-from tailprop.tasks.segment.inference import InferenceConfig, label_image, most_probable, slide, windows
+from tailprop.tasks.segment.inference import label_image, most_probable, slide, windows
 from tailprop.tasks.segment.metrics import confusion, score_confusion
-from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
-from tailprop.tasks.segment.task import MeanLoss, SegmentConfig, check_batch_norm, papers_miou, pixel_loss
+from tailprop.tasks.segment.model import Segmenter, create_segmenter, segmenter_macs
+from tailprop.tasks.segment.task import MeanLoss, check_batch_norm, papers_miou, pixel_loss
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
 SWIN = "swin_tiny_patch4_window7_224"

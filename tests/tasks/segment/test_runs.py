@@ -15,11 +15,9 @@ from tailprop.data.formats.label_maps import ClassList, read_classes
 from tailprop.data.shapes.render import SHAPES, SceneConfig
 from tailprop.data.shapes.write import write_ade20k
 from tailprop.engine.settings import build, portable
-from tailprop.tasks.segment.data import SegmentDataConfig
-from tailprop.tasks.segment.evaluate import SegmentDataChoice
+from tailprop.tasks.segment.config import SegmentConfig, SegmentDataConfig, SegmenterConfig
 from tailprop.tasks.segment.load import load_segmenter
-from tailprop.tasks.segment.model import SegmenterConfig
-from tailprop.tasks.segment.task import SegmentConfig
+from tailprop.tasks.segment.options import SegmentDataChoice
 from tests.helpers.runs import fork, last_row, losses, train
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)

@@ -13,7 +13,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..dct import frequency_grid, spectral_filter
+from ..dct import Frequencies, spectral_filter
 from ..operator import at_least_float32
 from .registry import register_mixer
 
@@ -22,8 +22,8 @@ __all__ = ["HeatConduction", "WavePropagation", "heat_conduct", "resample_embedd
 
 def heat_conduct(x: Tensor, k: Tensor, spacing: float = 1.0) -> Tensor:
     """Heat conduction (vHeat): response exp(-rho k) with a diffusivity for each frequency and channel, k (H, W, C)."""
-    rho = frequency_grid(x.shape[-3], x.shape[-2], x, spacing)[..., None]
-    return spectral_filter(x, lambda columns: torch.exp(-rho[:, columns] * at_least_float32(k[:, columns])))
+    k = at_least_float32(k)
+    return spectral_filter(x, lambda f: torch.exp(-f.squared(spacing) * f.take(k)))
 
 
 def wave_propagate(x: Tensor, t: Tensor, speed: Tensor, damping: Tensor, spacing: float = 1.0) -> Tensor:
@@ -32,11 +32,11 @@ def wave_propagate(x: Tensor, t: Tensor, speed: Tensor, damping: Tensor, spacing
     Response e^(-a t/2) [cos(w_d t) + (1 + a/2) sin(w_d t) / w_d], w_d = sqrt(max(v^2 rho - (a/2)^2, eps)).
     """
     v, a = at_least_float32(speed), at_least_float32(damping)
-    rho = frequency_grid(x.shape[-3], x.shape[-2], x, spacing)[..., None]
+    t = at_least_float32(t)
 
-    def response(columns: slice) -> Tensor:
-        now = at_least_float32(t[:, columns])
-        w_d = torch.sqrt(torch.clamp(v**2 * rho[:, columns] - (a / 2) ** 2, min=1e-6))
+    def response(frequencies: Frequencies) -> Tensor:
+        now = frequencies.take(t)
+        w_d = torch.sqrt(torch.clamp(v**2 * frequencies.squared(spacing) - (a / 2) ** 2, min=1e-6))
         return torch.exp(-a * now / 2) * (torch.cos(w_d * now) + (1 + a / 2) * torch.sin(w_d * now) / w_d)
 
     return spectral_filter(x, response)

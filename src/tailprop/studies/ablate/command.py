@@ -9,51 +9,23 @@ DIR/curves.png, learned.png     metrics, lengths and mixing weights by epoch
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.markdown import Markdown
 
 from tailprop.engine.run_folder import RunFolder
 from tailprop.engine.run_settings import check_unchanged, read_config
 from tailprop.studies.ablate.estimate import print_plan
 from tailprop.studies.ablate.figures import draw_figures
+from tailprop.studies.ablate.options import Ablate
 from tailprop.studies.ablate.rows import Row, done_rows, read_rows, row_of, save_rows
 from tailprop.studies.ablate.runner import Runner, machine_for
 from tailprop.studies.ablate.study import Run, find_study, plan_runs, read_study
 from tailprop.studies.ablate.summary import write_summary
 from tailprop.utils.terminal import Console
 from tailprop.utils.text import say
-from tailprop.utils.validation import check_at_least, check_output_folder
 
 _BETWEEN_FIGURES = 60.0  # seconds
-
-
-@dataclass(frozen=True)
-class Ablate:
-    """Train the variants of a study from several seeds, and compare them."""
-
-    study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
-    """A YAML file with recipes, variants and seeds, or the name of a shipped study, for example reach or mixers."""
-    out: Path
-    """Folder for runs, tables and figures."""
-    recipe: tuple[str, ...] = ()
-    """Recipes, instead of those of the study."""
-    seeds: tuple[int, ...] = ()
-    """Seeds, instead of those of the study."""
-    jobs: int = 0
-    """Runs at a time; 0 = one per GPU, without GPUs one per core, or per `threads` cores."""
-    threads: int = 0
-    """CPU threads of each run; 0 = 1, with GPUs a share of the cores."""
-    dry_run: bool = False
-    """Print the plan and the time it will take, and train nothing."""
-
-    def check(self) -> None:
-        check_at_least("--jobs", self.jobs, 0)
-        check_at_least("--threads", self.threads, 0)
-        check_output_folder("--out", self.out)
 
 
 def run(options: Ablate) -> int:

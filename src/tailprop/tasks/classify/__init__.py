@@ -5,7 +5,7 @@ from tailprop.engine.task import TaskSpec
 SPEC = TaskSpec(
     package=__name__,
     title="image classification",
-    config="task:ClassifyConfig",
+    config="config:ClassifyConfig",
     task="task:Classification",
     load="load:load_classifier",
     evaluate="evaluate:ClassifyEval",

@@ -7,7 +7,6 @@ model needs that time.
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,9 @@ from torchvision.transforms import Compose
 from tailprop.data.images import crop_long_strip
 from tailprop.data.loader import to_device
 from tailprop.runtime.rng import mix_seeds, seeded
-from tailprop.tasks.classify.data import DataConfig
-from tailprop.utils.validation import check_at_least, check_between, check_choice
+from tailprop.tasks.classify.config import AugmentConfig, DataConfig
 
 __all__ = [
-    "AugmentConfig",
     "BatchAugment",
     "RandomResizedCrop",
     "eval_transform",
@@ -36,53 +33,6 @@ __all__ = [
     "timm_policy",
     "train_transforms",
 ]
-
-
-_INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest", "box", "random")
-_POLICIES = ("rand", "original", "v0", "augmix", "3a")
-
-
-@dataclass(frozen=True)
-class AugmentConfig:
-    """Augmentation in training."""
-
-    scale: tuple[float, float] = (0.08, 1.0)
-    """Area of the random crop as a fraction of the image."""
-    ratio: tuple[float, float] = (0.75, 4 / 3)
-    """Aspect ratio of the random crop."""
-    flip: float = 0.5
-    """Probability of a horizontal flip."""
-    color_jitter: float = 0.4
-    """Strength of the jitter of brightness, contrast and saturation, unless auto_augment is used; 0 = off."""
-    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
-    """RandAugment, AutoAugment or AugMix policy as a timm string; none = off."""
-    erase: float = 0.25
-    """Probability of random erasing."""
-    interpolation: str = "bicubic"
-    """Interpolation of the random crop."""
-    mixup: float = 0.8
-    """Mixup's alpha; 0 = off."""
-    cutmix: float = 1.0
-    """CutMix's alpha; 0 = off."""
-    mix_prob: float = 1.0
-    """Probability of applying mixup or CutMix to a batch."""
-    smoothing: float = 0.1
-    """Label smoothing."""
-
-    def check(self) -> None:
-        for name in ("flip", "erase", "mix_prob", "smoothing"):
-            check_between(f"augment.{name}", getattr(self, name), 0, 1)
-        for name in ("color_jitter", "mixup", "cutmix"):
-            check_at_least(f"augment.{name}", getattr(self, name), 0)
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"augment.scale must be two increasing values in (0, 1], got {self.scale}")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"augment.ratio must be two increasing positive values, got {self.ratio}")
-        check_choice("augment.interpolation", self.interpolation, _INTERPOLATIONS)
-        if self.auto_augment is not None and not self.auto_augment.startswith(_POLICIES):
-            raise ValueError(
-                f"augment.auto_augment must be a timm policy such as rand-m9-mstd0.5-inc1; got {self.auto_augment!r}"
-            )
 
 
 class RandomResizedCrop:

@@ -1,8 +1,8 @@
 """`tailprop eval` for a classifier: top-1, top-5, precision and recall on any dataset."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,92 +10,27 @@ import torch
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.loader import create_loader
 from tailprop.data.samplers import EvalSampler
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.precision import autocast
-from tailprop.tasks.classify.data import DataConfig, ImageDataset, collate, open_source
+from tailprop.tasks.classify.config import DataConfig
+from tailprop.tasks.classify.data import ImageDataset, collate, open_source
 from tailprop.tasks.classify.figures import CONFUSION_CLASSES, draw_confusion, draw_mistakes
 from tailprop.tasks.classify.load import ImageClassifier, load_classifier
 from tailprop.tasks.classify.metrics import Accuracy, evaluate_classifier
+from tailprop.tasks.classify.options import ClassifyEval
 from tailprop.tasks.classify.sources import Folder, Source, check_labels
 from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.figures import dataset_name
-from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.common.overlap import count_training_contents, describe_overlap
 from tailprop.tasks.common.predictor import progress_bar
 from tailprop.utils.files import make_folder, write_json
 from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted, say
-from tailprop.utils.validation import check_at_least, check_output_file, check_output_folder
 
-__all__ = ["ClassifyEval", "DataChoice", "align_source", "evaluate_on", "run"]
+__all__ = ["align_source", "evaluate_on", "run"]
 
-_DRAWN = (".png", ".jpg", ".pdf", ".svg")
 _CLASSES_PRINTED = 40
 _MISTAKES_DRAWN = 24
-
-
-@dataclass(frozen=True)
-class DataChoice:
-    """The dataset to evaluate on; defaults are those of the checkpoint's run."""
-
-    source: Literal["folder", "parquet", "timm", "digits"] | None = None
-    """folder: one folder for each class; parquet: a Hugging Face snapshot; timm: a dataset by name; digits: embedded."""
-    root: Path | None = None
-    """Root folder of the dataset."""
-    name: str | None = None
-    """timm's dataset name for source timm."""
-    size_px: int | None = None
-    """Image size."""
-    resize_px: int | None = None
-    """Shorter side before the center crop; none = by the run's crop_pct."""
-    on_broken: Literal["skip", "stop"] | None = None
-    """What to do with an image that cannot be read: skip and count it, or stop."""
-    held_out: float | None = None
-    """Fraction to evaluate of a folder without splits; none = all of it, or for the run's own folder its held-out images."""
-    unpack: bool | None = None
-    """Unpack parquet shards into a cache once instead of reading them in place."""
-    cache_dir: Path | None = setting(None, aliases=("cache",))
-    """Folder for unpacked parquet shards; none = the cache of the datasets library."""
-    download: bool | None = None
-    """Let timm download the dataset."""
-    workers: int | None = None
-    """Loader processes."""
-
-    def over(self, data: DataConfig, split: str = "validation") -> DataConfig:
-        given: dict[str, Any] = {}
-        if self.root is not None and self.source is None and data.source not in ("folder", "parquet"):
-            given["source"] = "folder"
-        is_own = data.root is not None and self.root is not None and self.root.resolve() == data.root.resolve()
-        if self.root is not None and self.held_out is None and not is_own:
-            given["held_out"] = 0.0 if split == "train" else 1.0
-        return override(data.at_size(self.size_px), self, **given)
-
-
-@dataclass(frozen=True)
-class ClassifyEval(EvalOptions):
-    """Evaluate a classifier."""
-
-    model: str | None = None
-    """timm name of the architecture, if the checkpoint does not contain it."""
-    split: Literal["validation", "train"] = "validation"
-    """The dataset."""
-    data: DataChoice = field(default_factory=DataChoice)
-    batch_size: int = setting(64, aliases=("batch",))
-    """Images per batch."""
-    confusion: Path | None = None
-    """File for a plot of the confusion matrix, with up to 1300 classes."""
-    images: Path | None = None
-    """Folder for mistakes.jpg, the most confident wrong predictions."""
-
-    def check(self) -> None:
-        super().check()
-        check_at_least("batch_size", self.batch_size, 1)
-        check_output_file("--confusion", self.confusion)
-        if self.confusion is not None and (suffix := self.confusion.suffix.lower()) not in _DRAWN:
-            raise ValueError(f"--confusion supports {', '.join(_DRAWN)}, not {suffix or 'a file without a suffix'}")
-        if self.images is not None:
-            check_output_folder("--images", self.images)
 
 
 def run(options: ClassifyEval) -> None:

@@ -15,10 +15,9 @@ from tailprop.engine.config import ModelConfig
 from tailprop.engine.run_settings import find_settings, find_weights, read_metadata
 from tailprop.engine.settings import build
 from tailprop.runtime.precision import autocast
-from tailprop.tasks.classify.augment import AugmentConfig, eval_transform
-from tailprop.tasks.classify.data import DataConfig
+from tailprop.tasks.classify.augment import eval_transform
+from tailprop.tasks.classify.config import AugmentConfig, ClassifyConfig, DataConfig
 from tailprop.tasks.classify.model import create_model, image_mode
-from tailprop.tasks.classify.task import ClassifyConfig
 from tailprop.tasks.common.models import check_finite, check_model, for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil
 

@@ -7,82 +7,26 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from tailprop.backbone.model import MIN_SIZE_PX
 from tailprop.data.broken import Broken
-from tailprop.data.images import is_image, list_images, prefetch, read_image, suppress_pillow_warnings
-from tailprop.engine.options import Checkpoint
-from tailprop.engine.settings import setting
+from tailprop.data.images import list_images, prefetch, read_image, suppress_pillow_warnings
 from tailprop.runtime.distributed import process_group
 from tailprop.tasks.classify.load import ClassPrediction, ClassScore, ImageClassifier, load_classifier
-from tailprop.tasks.common.options import ComputeOptions, Images
+from tailprop.tasks.classify.options import ClassifyPredict
 from tailprop.tasks.common.pages import draw_page, with_caption
 from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
 from tailprop.utils.files import make_folder, write_atomically
 from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted, printable
-from tailprop.utils.validation import check_at_least, check_output_file
 
-__all__ = ["ClassifyPredict", "Prediction", "classify_images", "run"]
+__all__ = ["Prediction", "classify_images", "run"]
 
 _WIDE = 100_000  # characters; a table that is not for a terminal is never wrapped
-_SUFFIXES = {".csv": "csv", ".json": "json", ".txt": "table", "": "table"}
 _SHEET = 48  # images on a contact sheet
-
-
-@dataclass(frozen=True)
-class ClassifyPredict(ComputeOptions):
-    """Classify images."""
-
-    checkpoint: Checkpoint
-    """A run folder, a file of weights, or the name of a pretrained timm model."""
-    images: Images
-    """Files, folders (searched recursively), or quoted globs such as 'photos/*.jpg'."""
-    top: int = 5
-    """Number of classes to list for each image."""
-    format: Literal["table", "csv", "json"] | None = None
-    """Output format; none = by the suffix of --out, else a table."""
-    out: Path | None = None
-    """File for the predictions (.csv, .json or .txt); none = standard output."""
-    sheet: Path | None = None
-    """File for a contact sheet of the first 48 images with their classes (.jpg or .png)."""
-    model: str | None = None
-    """timm name of the architecture, if the checkpoint does not contain it."""
-    size_px: int | None = None
-    """Image size; none = that of the checkpoint."""
-    batch_size: int = setting(32, aliases=("batch",))
-    """Images per batch."""
-    on_broken: Literal["skip", "stop"] = "skip"
-    """What to do with an image that cannot be read: skip it with a line on standard error, or stop."""
-
-    def check(self) -> None:
-        super().check()
-        check_at_least("top", self.top, 1)
-        check_at_least("batch_size", self.batch_size, 1)
-        if self.size_px is not None:
-            check_at_least("size_px", self.size_px, MIN_SIZE_PX)
-        check_output_file("--out", self.out)
-        check_output_file("--sheet", self.sheet)
-        if self.sheet is not None and self.sheet.suffix.lower() not in (".jpg", ".jpeg", ".png"):
-            raise ValueError(f"--sheet must be a .jpg or .png file, got {self.sheet}")
-        self._check_format()
-
-    def _check_format(self) -> None:
-        if self.out is None:
-            return
-        if is_image(self.out):  # with a forgotten file name, --out would overwrite the first image
-            raise ValueError(f"--out {self.out} has an image suffix, but the output is text; use .csv, .json or .txt")
-        if self.format is None and self.out.suffix.lower() not in _SUFFIXES and not self.out.exists():
-            raise ValueError(f"--out writes .csv, .json or .txt, not {self.out.suffix}; use --format for another suffix")
-
-    @property
-    def written_as(self) -> str:
-        return self.format or _SUFFIXES.get("" if self.out is None else self.out.suffix.lower(), "table")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
 """Classification: settings, model, batches, loss and metrics."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch.nn.functional as F
-import tyro
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
@@ -14,47 +12,20 @@ from torch import Tensor, nn
 from tailprop.backbone.cost import count_macs, count_parameters
 from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
-from tailprop.engine.config import TaskConfig
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, local_main_first, print_main
-from tailprop.tasks.classify.augment import AugmentConfig, BatchAugment, eval_transform, train_transforms
-from tailprop.tasks.classify.data import Batch, DataConfig, ImageDataset, collate, open_source
+from tailprop.tasks.classify.augment import BatchAugment, eval_transform, train_transforms
+from tailprop.tasks.classify.config import AugmentConfig, ClassifyConfig
+from tailprop.tasks.classify.data import Batch, ImageDataset, collate, open_source
 from tailprop.tasks.classify.figures import CONFUSION_CLASSES, draw_confusion
 from tailprop.tasks.classify.metrics import Accuracy, evaluate_classifier
 from tailprop.tasks.classify.model import create_model, image_mode
 from tailprop.tasks.classify.sources import Source, check_labels, check_same_classes, split_hash
 from tailprop.tasks.common.figures import draw_learning, run_title
-from tailprop.tasks.common.models import check_model
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
 from tailprop.utils.errors import missing_memory
 from tailprop.utils.text import say
 
-__all__ = ["Classification", "ClassifyConfig"]
-
-
-@dataclass(frozen=True)
-class ClassifyConfig(TaskConfig):
-    """Train a classifier."""
-
-    task: Literal["classify"] = "classify"
-    """Name of the task."""
-    paper_top1: Annotated[dict[str, float], tyro.conf.Suppress] = setting(factory=dict)
-    """The paper's result for the model of this recipe, printed next to ours."""
-    data: DataConfig = setting(factory=DataConfig)
-    augment: AugmentConfig = setting(factory=AugmentConfig)
-
-    def check(self) -> None:
-        super().check()
-        check_model(self.model.name)
-        image_mode(self.model.in_chans, self.model.name)
-        self.data.check()
-        self.augment.check()
-        if (self.augment.mixup > 0 or self.augment.cutmix > 0) and self.optim.batch_size % 2:
-            raise ValueError(f"mixup and CutMix need an even --optim.batch-size, got {self.optim.batch_size}")
-        if self.augment.auto_augment is not None and self.model.in_chans == 4:
-            raise ValueError(
-                "RandAugment does not support alpha channels; with model.in_chans 4 set --augment.auto-augment None"
-            )
+__all__ = ["Classification"]
 
 
 class Classification(BaseTask[ClassifyConfig]):

@@ -1,33 +1,16 @@
 """Training code that all tasks share."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 from tailprop.data.broken import BrokenFiles, check_batch_full
 from tailprop.data.samplers import TrainSampler
 from tailprop.engine.config import ModelConfig, OptimConfig, TaskConfig
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World
 from tailprop.utils.text import counted, listed
-from tailprop.utils.validation import check_between
 
-__all__ = ["BaseTask", "LoaderConfig", "create_train_sampler", "data_summary"]
-
-_MOST_WORKERS: Final = 1024  # more is a mistake, though only one per core is started
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderConfig:
-    """Settings of the data loader."""
-
-    on_broken: Literal["skip", "stop"] = setting("stop", free=True)
-    """If a file is missing, corrupt or invalid: skip and count it, or stop."""
-    workers: int = setting(2, local=True)
-    """Loader processes per training process, at most one per core."""
-
-    def check(self) -> None:
-        check_between("data.workers", self.workers, 0, _MOST_WORKERS)
+__all__ = ["BaseTask", "create_train_sampler", "data_summary"]
 
 
 def data_summary(classes: Sequence[str], counts: dict[str, int]) -> str:

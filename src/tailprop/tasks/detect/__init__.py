@@ -5,7 +5,7 @@ from tailprop.engine.task import TaskSpec
 SPEC = TaskSpec(
     package=__name__,
     title="object detection and instance segmentation",
-    config="task:DetectConfig",
+    config="config:DetectConfig",
     task="task:Detection",
     load="load:load_detector",
     evaluate="evaluate:DetectEval",

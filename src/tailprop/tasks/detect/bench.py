@@ -9,9 +9,7 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,13 +18,12 @@ from tailprop.backbone.cost import count_parameters
 from tailprop.engine.config import ModelConfig
 from tailprop.runtime.memory import peak_bytes
 from tailprop.runtime.provenance import provenance
-from tailprop.tasks.common.bench import ImageCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
-from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
+from tailprop.tasks.common.bench import ImageCost, print_costs, time_in_turn, use_cpu, write_costs
+from tailprop.tasks.detect.model import Detector, create_detector, detector_macs
+from tailprop.tasks.detect.options import SWIN, BenchDetect
 from tailprop.utils.text import say
-from tailprop.utils.validation import check_at_least
 
 PAPER_SIZE: Final = (800, 1280)  # height and width at which the paper counts multiply-adds
-SWIN: Final = "swin_tiny_patch4_window7_224"
 PAPER_GMACS: Final = {
     "tailprop_tiny": 271,
     "tailprop_small": 346,
@@ -43,37 +40,6 @@ PAPER_GMACS: Final = {
 PAPER_RATES = {"tailprop_tiny": 31.1, "tailprop_small": 24.7, "tailprop_base": 19.3, "convnext_tiny": 29.3}
 PAPER_RATES |= {SWIN: 26.3, "vheat_tiny": 32.7, "vheat_small": 25.9, "vheat_base": 20.2}  # images per second on an A100
 PAPER_RATES |= {"waveformer_tiny": 32.1, "waveformer_small": 26.2, "waveformer_base": 20.4}
-
-
-@dataclass(frozen=True)
-class BenchDetect:
-    """Cost of Mask R-CNN for one image, measured in interleaved rounds."""
-
-    models: tuple[str, ...] = ("tailprop_tiny", "convnext_tiny", SWIN, "vheat_tiny")
-    """timm names of backbones; the others are compared with the first."""
-    height: int = 800
-    """Height of the image."""
-    width: int = 1280
-    """Width of the image."""
-    rounds: int = 5
-    """Timed rounds, after one warm-up round; 0 = only count multiply-adds, without running the models."""
-    memory: bool = True
-    """Also measure peak memory, in a separate process for each model."""
-    classes: int = 80
-    """Number of object classes."""
-    threads: int = 2
-    """CPU threads."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to run on."""
-    detector: DetectorConfig = field(default_factory=lambda: DetectorConfig(score=0.0))
-    out: Path | None = None
-    """CSV to write."""
-
-    def check(self) -> None:
-        for name, least in (("height", 32), ("width", 32), ("rounds", 0), ("classes", 1), ("threads", 1)):
-            check_at_least(name, getattr(self, name), least)
-        self.detector.check()
-        check_bench(self.models, self.device)
 
 
 def run(options: BenchDetect) -> None:

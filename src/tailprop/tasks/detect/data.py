@@ -23,62 +23,12 @@ from tailprop.data.shapes.write import ensure_coco
 from tailprop.runtime.distributed import World
 from tailprop.runtime.rng import mix_seeds, seeded
 from tailprop.tasks.common.predictor import to_tensor
-from tailprop.tasks.common.scenes import SceneDataConfig, ensure_scenes
-from tailprop.utils.validation import check_at_least, check_between
+from tailprop.tasks.common.scenes import ensure_scenes
+from tailprop.tasks.detect.config import DetectAugmentConfig, DetectDataConfig
 
-__all__ = ["AspectRatioSampler", "Augment", "DetectBatch", "DetectDataConfig", "DetectionDataset", "collate", "open_coco"]
+__all__ = ["AspectRatioSampler", "Augment", "DetectBatch", "DetectionDataset", "collate", "open_coco"]
 
 Target = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class DetectDataConfig(SceneDataConfig):
-    """Images with boxes and perhaps masks, in COCO's format."""
-
-    source: Literal["coco", "scenes"] = "coco"
-    """coco: a dataset in COCO's format; scenes: synthetic shapes, generated into the root if they are missing."""
-    train_images: str = "train2017"
-    """Folder of the training images."""
-    train_json: str = "annotations/instances_train2017.json"
-    """Annotations of the training images."""
-    val_images: str = "val2017"
-    """Folder of the validation images."""
-    val_json: str = "annotations/instances_val2017.json"
-    """Annotations of the validation images."""
-    validate_on_train: bool = False
-    """Evaluate on the training images, to check that a model can overfit them."""
-    short_px: int = 800
-    """Shorter side of the images in evaluation."""
-    long_px: int = 1333
-    """Maximum longer side, in training and evaluation."""
-    keep_empty: bool = False
-    """Also train on images without objects; by default they are skipped and counted."""
-
-
-@dataclass(frozen=True)
-class DetectAugmentConfig:
-    """Training augmentation; the default sizes are those of the 1x schedule."""
-
-    short_px: tuple[int, ...] = (800,)
-    """Shorter sides, one of which is chosen at random for each image."""
-    crop_chance: float = 0.0
-    """Probability that an image is first resized to one of crop_short_px and cropped, as in DETR."""
-    crop_short_px: tuple[int, ...] = (400, 500, 600)
-    """Shorter sides before the crop, one of which is chosen at random."""
-    crop_px: tuple[int, int] = (384, 600)
-    """Minimum and maximum side of the crop."""
-    flip: float = 0.5
-    """Probability of a horizontal flip."""
-
-    def check(self) -> None:
-        for side in (*self.short_px, *self.crop_short_px, *self.crop_px):
-            check_at_least("sides in augment", side, 32)
-        if not self.short_px or not self.crop_short_px or self.crop_px[0] > self.crop_px[1]:
-            raise ValueError(
-                "augment.short_px and augment.crop_short_px need at least one side, augment.crop_px a minimum and a maximum"
-            )
-        check_between("augment.crop_chance", self.crop_chance, 0, 1)
-        check_between("augment.flip", self.flip, 0, 1)
 
 
 class Augment:

@@ -1,63 +1,26 @@
 """`tailprop eval` for a detector: box and mask AP on the data of its run or on any dataset in COCO's format."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.formats.coco import Masks
 from tailprop.runtime.distributed import process_group
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.classes import align_classes
-from tailprop.tasks.common.options import EvalOptions, override
+from tailprop.tasks.common.options import override
 from tailprop.tasks.common.overlap import count_training_images, describe_overlap
-from tailprop.tasks.detect.data import DetectDataConfig, open_coco
+from tailprop.tasks.detect.config import DetectDataConfig
+from tailprop.tasks.detect.data import open_coco
 from tailprop.tasks.detect.load import ObjectDetector, load_detector
 from tailprop.tasks.detect.metrics import NAMES, RECALLS, kinds_of
+from tailprop.tasks.detect.options import DetectEval
 from tailprop.tasks.detect.task import detect_all, eval_loader, papers_ap, score_over_processes, training_images
 from tailprop.utils.files import write_json
 from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted
-from tailprop.utils.validation import check_output_file
 
-__all__ = ["DetectEval", "run"]
-
-
-@dataclass(frozen=True)
-class DetectDataChoice:
-    """A dataset to evaluate on instead of the run's; settings that are not given stay as in the run."""
-
-    root: Path | None = None
-    """Root folder of the dataset."""
-    val_images: str | None = None
-    """Folder of the images."""
-    val_json: str | None = None
-    """Annotations of these images."""
-    on_broken: Literal["skip", "stop"] | None = None
-    """For a corrupt image or annotation: skip and count it, or stop."""
-    workers: int | None = None
-    """Loader processes."""
-
-
-@dataclass(frozen=True)
-class DetectEval(EvalOptions):
-    """Evaluate a detector."""
-
-    split: Literal["validation", "train"] = "validation"
-    """Split to evaluate."""
-    data: DetectDataChoice = field(default_factory=DetectDataChoice)
-    short_px: int | None = None
-    """Shorter side of the images; none = as in the run."""
-    long_px: int | None = None
-    """Maximum longer side; none = in the run's proportion to short_px."""
-    results: Path | None = None
-    """File for the detections, in COCO's results format."""
-
-    def check(self) -> None:
-        super().check()
-        check_output_file("--results", self.results)
-        if self.split == "train" and (self.data.val_images or self.data.val_json):
-            raise ValueError("--data.val-images and --data.val-json belong to the validation split; leave out --split train")
+__all__ = ["run"]
 
 
 def run(options: DetectEval) -> None:

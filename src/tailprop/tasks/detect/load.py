@@ -15,8 +15,8 @@ from tailprop.engine.run_settings import find_weights, read_metadata, read_setti
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.models import for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, to_pil, to_tensor
+from tailprop.tasks.detect.config import DetectConfig
 from tailprop.tasks.detect.model import Detector, create_detector
-from tailprop.tasks.detect.task import DetectConfig
 from tailprop.utils.parsing import parse_json
 from tailprop.utils.text import excerpt
 from tailprop.utils.validation import check_at_least

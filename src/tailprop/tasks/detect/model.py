@@ -6,7 +6,6 @@ in the detectors of Swin, ConvNeXt and vHeat.
 
 import copy
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -26,59 +25,17 @@ from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from tailprop.backbone.weights import WarmStartReport
-from tailprop.data.formats.coco import Masks
 from tailprop.data.resize import fit_within
 from tailprop.engine.config import ModelConfig
-from tailprop.engine.settings import setting
 from tailprop.tasks.common.models import check_finite
 from tailprop.tasks.common.pyramid import create_stages, no_weight_decay_names, start_from
-from tailprop.utils.validation import check_at_least, check_between
+from tailprop.tasks.detect.config import LEVELS, DetectorConfig
 
-__all__ = ["Detector", "DetectorConfig", "Pyramid", "create_detector", "detector_macs"]
+__all__ = ["Detector", "Pyramid", "create_detector", "detector_macs"]
 
-LEVELS: Final = ("0", "1", "2", "3")  # 1/4, 1/8, 1/16, 1/32; torchvision adds a pooled 1/64 for proposals
 ASPECTS: Final = (0.5, 1.0, 2.0)  # of the anchors
 PASTED: Final = 8  # masks resized to the image size at once
 COUNTED_BOXES, COUNTED_MASKS = 1000, 100  # regions for which the heads are counted, as in mmdetection's get_flops
-
-
-@dataclass(frozen=True)
-class DetectorConfig:
-    """The detector after the backbone; the defaults are those of the literature."""
-
-    masks: Masks = setting("auto", late=True)
-    """Predict a mask for each object (Mask R-CNN) or boxes alone (Faster R-CNN); auto = as the training annotations have."""
-    channels: int = 256
-    """Channels of the pyramid and of the heads' convolutions."""
-    box_width: int = 1024
-    """Width of the two linear layers of the box head."""
-    mask_layers: int = 4
-    """Convolutions of the mask head."""
-    anchor_px: tuple[int, ...] = (32, 64, 128, 256, 512)
-    """Side of the anchors at each pyramid level, finest first."""
-    candidates: int = 2000
-    """Top-scoring anchors of each level that enter NMS in training; half as many in evaluation."""
-    proposals: int = 1000
-    """Proposals per image after NMS."""
-    rpn_samples: int = 256
-    """Anchors per image sampled for the proposal loss."""
-    box_samples: int = 512
-    """Proposals per image sampled for the box, class and mask losses."""
-    detections: int = 100
-    """Maximum number of objects per image."""
-    score: float = 0.05
-    """Minimum score of an object."""
-    nms: float = 0.5
-    """IoU threshold of NMS: the lower-scoring of two overlapping boxes of a class is dropped."""
-
-    def check(self) -> None:
-        for name in ("channels", "box_width", "mask_layers", "candidates", "proposals", "rpn_samples", "detections"):
-            check_at_least(f"detector.{name}", getattr(self, name), 1)
-        check_at_least("detector.box_samples", self.box_samples, 4)  # a quarter of them are positives
-        if len(self.anchor_px) != len(LEVELS) + 1 or min(self.anchor_px) < 1:
-            raise ValueError(f"detector.anchor_px needs {len(LEVELS) + 1} sides, one for each level, got {self.anchor_px}")
-        check_between("detector.score", self.score, 0, 1)
-        check_between("detector.nms", self.nms, 0, 1)
 
 
 class Pyramid(nn.Module):

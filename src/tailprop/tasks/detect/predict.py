@@ -1,7 +1,6 @@
 """`tailprop predict` for a detector: detections drawn on the images and as COCO JSON."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,15 @@ from tailprop.data.broken import Broken
 from tailprop.data.formats.coco import area_of
 from tailprop.data.images import check_no_overwrite, list_images, read_image, save_image, suppress_pillow_warnings, unique_stems
 from tailprop.runtime.distributed import process_group
-from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, progress_bar
 from tailprop.tasks.detect.draw import draw_objects, objects_of
 from tailprop.tasks.detect.load import ObjectDetector, load_detector
 from tailprop.tasks.detect.metrics import to_results
+from tailprop.tasks.detect.options import DetectPredict
 from tailprop.utils.files import make_folder, write_json
 from tailprop.utils.terminal import Console, Table
-from tailprop.utils.validation import check_between
 
-__all__ = ["DetectPredict", "run"]
-
-
-@dataclass(frozen=True)
-class DetectPredict(PredictOptions):
-    """Detect objects in images."""
-
-    out: Path = Path("detections")
-    """Folder for the drawn images and detections.json (images, annotations with scores, categories, as in COCO)."""
-    score: float = 0.5
-    """Minimum score of an object that is drawn and written."""
-    short_px: int | None = None
-    """Shorter side the images are resized to; none = as in the run."""
-
-    def check(self) -> None:
-        check_between("score", self.score, 0, 1)
-        super().check()
+__all__ = ["run"]
 
 
 def run(options: DetectPredict) -> None:

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-import tyro
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -16,54 +15,23 @@ from tailprop.data.broken import Broken
 from tailprop.data.formats.coco import CocoImage, CocoSet, Masks, read_annotated
 from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
-from tailprop.engine.config import TaskConfig
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, all_gather, all_reduce_sum
 from tailprop.runtime.rng import seeded
 from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.pages import draw_page
-from tailprop.tasks.common.pyramid import check_pyramid_model
 from tailprop.tasks.common.task import BaseTask, data_summary
-from tailprop.tasks.detect.data import (
-    AspectRatioSampler,
-    Augment,
-    DetectAugmentConfig,
-    DetectBatch,
-    DetectDataConfig,
-    DetectionDataset,
-    Target,
-    collate,
-    open_coco,
-)
+from tailprop.tasks.detect.config import DetectConfig, DetectDataConfig
+from tailprop.tasks.detect.data import AspectRatioSampler, Augment, DetectBatch, DetectionDataset, Target, collate, open_coco
 from tailprop.tasks.detect.draw import draw_objects, objects_of, truth_of
 from tailprop.tasks.detect.metrics import kinds_of, score_results, to_results
-from tailprop.tasks.detect.model import Detector, DetectorConfig, create_detector, detector_macs
+from tailprop.tasks.detect.model import Detector, create_detector, detector_macs
 from tailprop.utils.files import write_json
 from tailprop.utils.text import say, say_lines
 
 PAGE_PX = 320  # width of an image in predictions.jpg
 LOSS_IMAGES = 200  # validation images of each process whose loss is computed
 IMAGES_DRAWN = 12  # validation images in predictions.jpg
-__all__ = ["DetectConfig", "Detection", "detect_all"]
-
-
-@dataclass(frozen=True)
-class DetectConfig(TaskConfig):
-    """Train Mask R-CNN, or Faster R-CNN on data without masks."""
-
-    task: Literal["detect"] = "detect"
-    """Task to train."""
-    paper_ap: Annotated[dict[str, list[float]], tyro.conf.Suppress] = setting(factory=dict)
-    """The paper's box and mask AP for models of this recipe, printed next to ours."""
-    detector: DetectorConfig = setting(factory=DetectorConfig)
-    data: DetectDataConfig = setting(factory=DetectDataConfig)
-    augment: DetectAugmentConfig = setting(factory=DetectAugmentConfig)
-
-    def check(self) -> None:
-        super().check()
-        check_pyramid_model(self.model, "a detector")
-        for section in (self.detector, self.data, self.augment):
-            section.check()
+__all__ = ["Detection", "detect_all"]
 
 
 class Detection(BaseTask[DetectConfig]):

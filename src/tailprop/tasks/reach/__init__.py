@@ -5,7 +5,7 @@ from tailprop.engine.task import TaskSpec
 SPEC = TaskSpec(
     package=__name__,
     title="tasks that need reach",
-    config="task:ReachConfig",
+    config="config:ReachConfig",
     task="task:Reach",
     load="load:load_reach",
     evaluate="evaluate:ReachEval",

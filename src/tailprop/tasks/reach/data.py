@@ -5,7 +5,6 @@ Shapes: B batch, H, W; channels first.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,61 +14,13 @@ from torch import Tensor
 from tailprop.data.broken import Broken
 from tailprop.data.loader import KeyedDataset, split_broken
 from tailprop.data.samplers import SampleKey
-from tailprop.engine.settings import setting
-from tailprop.tasks.common.task import LoaderConfig
-from tailprop.tasks.reach.photos import Photos, crop_photo, open_photos
-from tailprop.tasks.reach.problems import Array, Example, Problem, create_problem
-from tailprop.utils.validation import check_at_least, check_between
+from tailprop.tasks.reach.config import ReachDataConfig
+from tailprop.tasks.reach.photos import crop_photo
+from tailprop.tasks.reach.problems import Array, Example, Problem
 
-__all__ = ["Posed", "ReachBatch", "ReachDataConfig", "ReachDataset", "collate_posed", "to_input"]
+__all__ = ["Posed", "ReachBatch", "ReachDataset", "collate_posed", "to_input"]
 
 _TEST_SEED = 20_000  # test examples come from a sequence of their own, the same for every seed of training
-
-
-@dataclass(frozen=True)
-class ReachDataConfig(LoaderConfig):
-    """The problem and its examples."""
-
-    problem: Literal["seeds", "key", "path", "color", "fill", "blocks"] = "seeds"
-    """seeds: the colour of the nearest seed. key: shapes whose class a far square decides. path: are two ends joined by a
-    line. color: colours of a gray photograph from hints. fill: a photograph from a few of its pixels.
-    blocks: one with a square missing."""
-    size_px: int = 32
-    """Side of the pictures."""
-    share: float = 0.03
-    """Share of the pixels that are known (fill) or have their colour (color)."""
-    block_px: int = 32
-    """Side of the missing square (blocks)."""
-    train: Path | None = setting(None, local=True)
-    """Training photographs (color, fill, blocks): a folder, searched recursively, or one with Parquet shards."""
-    test: Path | None = setting(None, local=True)
-    """Test photographs, likewise."""
-    train_examples: int = 100_000
-    """Generated training examples; those of photographs are as many as there are photographs."""
-    test_examples: int = 512
-    """Test examples; of photographs at most as many as there are."""
-
-    def check(self) -> None:
-        super().check()
-        check_between("data.size_px", self.size_px, 16, 1024)
-        check_between("data.share", self.share, 0, 1)
-        check_at_least("data.block_px", self.block_px, 1)
-        check_at_least("data.train_examples", self.train_examples, 1)
-        check_at_least("data.test_examples", self.test_examples, 1)
-        if self.problem == "key" and self.size_px < 40:
-            raise ValueError(f"data.size_px must be at least 40 for the problem key, got {self.size_px}")
-
-    def create_problem(self) -> Problem:
-        return create_problem(self.problem, self.share, self.block_px)
-
-    def open_photos(self, split: Literal["train", "test"]) -> Photos | None:
-        """The photographs of a split; None for a problem without."""
-        if not self.create_problem().uses_photos:
-            return None
-        folder = getattr(self, split)
-        if folder is None:
-            raise ValueError(f"the problem {self.problem} needs photographs; set their folder with --data.{split}")
-        return open_photos(folder, {"train": "train", "test": "validation"}[split])
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """`tailprop eval` for the problems that need reach: the mean score over the test examples."""
 
 import math
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.loader import create_loader
@@ -10,34 +8,17 @@ from tailprop.data.samplers import EvalSampler
 from tailprop.data.splits import Contents
 from tailprop.runtime.distributed import process_group
 from tailprop.runtime.precision import autocast
-from tailprop.tasks.common.options import EvalOptions, override
+from tailprop.tasks.common.options import override
 from tailprop.tasks.common.overlap import count_training_contents, describe_overlap
-from tailprop.tasks.reach.data import ReachDataConfig, ReachDataset, collate_posed
+from tailprop.tasks.reach.config import ReachDataConfig
+from tailprop.tasks.reach.data import ReachDataset, collate_posed
 from tailprop.tasks.reach.load import load_reach
+from tailprop.tasks.reach.options import ReachEval
 from tailprop.tasks.reach.task import score_batches, score_label
 from tailprop.utils.files import write_json
 from tailprop.utils.terminal import Console
 
-__all__ = ["ReachEval", "run"]
-
-
-@dataclass(frozen=True)
-class ReachDataChoice:
-    """Test examples other than the run's; settings that are not given stay as in the run."""
-
-    test: Path | None = None
-    """Test photographs."""
-    test_examples: int | None = None
-    """Number of test examples."""
-    size_px: int | None = None
-    """Side of the pictures."""
-
-
-@dataclass(frozen=True)
-class ReachEval(EvalOptions):
-    """Evaluate a network on a problem that needs reach."""
-
-    data: ReachDataChoice = field(default_factory=ReachDataChoice)
+__all__ = ["run"]
 
 
 def run(options: ReachEval) -> None:

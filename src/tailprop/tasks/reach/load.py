@@ -11,9 +11,10 @@ from tailprop.engine.run_settings import find_weights, read_settings
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.models import check_finite, for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil
+from tailprop.tasks.reach.config import ReachConfig
 from tailprop.tasks.reach.data import to_input
 from tailprop.tasks.reach.problems import Array, Problem
-from tailprop.tasks.reach.task import ReachConfig, build_reach, run_network
+from tailprop.tasks.reach.task import build_reach, run_network
 
 __all__ = ["ReachSolver", "load_reach"]
 

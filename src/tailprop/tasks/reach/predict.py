@@ -1,28 +1,17 @@
 """`tailprop predict` for the problems that need reach: the answers as pictures."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
 
 from tailprop.data.broken import Broken
 from tailprop.data.images import check_no_overwrite, list_images, read_image, suppress_pillow_warnings, unique_stems
 from tailprop.data.raster import write_pixels
 from tailprop.runtime.distributed import process_group
-from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
 from tailprop.tasks.reach.load import load_reach
+from tailprop.tasks.reach.options import ReachPredict
 from tailprop.utils.terminal import Console
 
-__all__ = ["ReachPredict", "run"]
-
-
-@dataclass(frozen=True)
-class ReachPredict(PredictOptions):
-    """Answer problems posed as pictures; the answers are pictures too."""
-
-    out: Path = Path("answers")
-    """Folder for the answers, as PNG."""
+__all__ = ["run"]
 
 
 def run(options: ReachPredict) -> None:

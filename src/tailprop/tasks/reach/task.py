@@ -1,9 +1,8 @@
 """Reach: settings, model, batches, loss and metrics."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,51 +14,22 @@ from tailprop.data.broken import Broken
 from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
 from tailprop.engine.checkpoint import warm_start
-from tailprop.engine.config import ModelConfig, TaskConfig
+from tailprop.engine.config import ModelConfig
 from tailprop.engine.run_settings import find_weights
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, all_gather, all_reduce_sum
 from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.models import create, model_arguments
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
-from tailprop.tasks.reach.data import ReachBatch, ReachDataConfig, ReachDataset, collate_posed
+from tailprop.tasks.reach.config import ReachConfig
+from tailprop.tasks.reach.data import ReachBatch, ReachDataset, collate_posed
 from tailprop.tasks.reach.figures import Drawn, draw_examples
 from tailprop.tasks.reach.model import ReachNet
 from tailprop.tasks.reach.problems import IGNORED, Array, Problem
 from tailprop.utils.text import say_lines
 
-__all__ = ["Reach", "ReachConfig", "ReachModelConfig", "build_reach", "run_network", "score_batches"]
+__all__ = ["Reach", "build_reach", "run_network", "score_batches"]
 
 _DRAWN = 4  # examples drawn in examples.png
-
-
-@dataclass(frozen=True)
-class ReachModelConfig(ModelConfig):
-    """The network; `args` holds its mixer, width and depth."""
-
-    name: str = "reach_net"
-    """reach_net: layers at one resolution. Its arguments: mixer, mixer_args, dim, depth, patch_px."""
-    in_chans: int = 0
-    """Number of input channels; 0 = as the problem needs."""
-
-
-@dataclass(frozen=True)
-class ReachConfig(TaskConfig):
-    """Train a network on a problem that needs reach."""
-
-    task: Literal["reach"] = "reach"
-    """Task to train."""
-    model: ReachModelConfig = setting(factory=ReachModelConfig)
-    data: ReachDataConfig = setting(factory=ReachDataConfig)
-
-    def check(self) -> None:
-        super().check()
-        if self.model.name != "reach_net":
-            raise ValueError(f"model.name must be reach_net for this task, got {self.model.name!r}")
-        self.data.check()
-        inputs = self.data.create_problem().inputs
-        if self.model.in_chans not in (0, inputs):
-            raise ValueError(f"model.in_chans must be {inputs} for the problem {self.data.problem}, got {self.model.in_chans}")
 
 
 class Reach(BaseTask[ReachConfig]):

@@ -5,7 +5,7 @@ from tailprop.engine.task import TaskSpec
 SPEC = TaskSpec(
     package=__name__,
     title="image restoration",
-    config="task:RestoreConfig",
+    config="config:RestoreConfig",
     task="task:Restoration",
     load="load:load_restorer",
     evaluate="evaluate:RestoreEval",

@@ -7,7 +7,6 @@ thread: on a shared machine wall-clock time would include the load of other proc
 import multiprocessing
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,36 +14,11 @@ import torch
 from tailprop.runtime.memory import peak_bytes
 from tailprop.runtime.provenance import provenance
 from tailprop.tasks.common.bench import print_table, use_cpu, write_rows
-from tailprop.tasks.restore.model import RESTORERS, create_restorer
+from tailprop.tasks.restore.model import create_restorer
+from tailprop.tasks.restore.options import BenchRestore
 from tailprop.utils.terminal import Table
-from tailprop.utils.validation import check_at_least, check_choice
 
-__all__ = ["BenchRestore", "Cost", "run"]
-
-
-@dataclass(frozen=True)
-class BenchRestore:
-    """Time and memory per restored pixel, by image size."""
-
-    models: tuple[str, ...] = ("tailprop_ir_light", "swinir_light", "dncnn")
-    """Restoration networks."""
-    sides_px: tuple[int, ...] = (128, 256, 512, 1024)
-    """Sides of the square images."""
-    rounds: int = 3
-    """Rounds after one warm-up round; the best counts."""
-    dim: int | None = None
-    """Channels of the body; none = as in the network."""
-    layers: int | None = None
-    """Number of layers, in a single group; none = as in the network. The cost per pixel is that of the layers."""
-    out: Path | None = None
-    """CSV to write."""
-
-    def check(self) -> None:
-        for name in self.models:
-            check_choice("restoration model", name, tuple(RESTORERS))
-        check_at_least("rounds", self.rounds, 1)
-        for side in self.sides_px:
-            check_at_least("sides_px", side, 16)
+__all__ = ["Cost", "run"]
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -12,70 +12,22 @@ from tailprop.data.broken import BrokenFiles
 from tailprop.data.images import check_no_overwrite, unique_paths
 from tailprop.data.loader import create_loader
 from tailprop.data.samplers import EvalSampler
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
-from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.common.overlap import count_training_images, describe_overlap
 from tailprop.tasks.common.predictor import progress_bar
-from tailprop.tasks.restore.data import RestoreDataConfig, WholeImageDataset
+from tailprop.tasks.restore.config import RestoreDataConfig
+from tailprop.tasks.restore.data import WholeImageDataset
 from tailprop.tasks.restore.figures import draw_restored
-from tailprop.tasks.restore.inference import check_tiles, evaluate_restorer, in_colour, shared_px
+from tailprop.tasks.restore.inference import evaluate_restorer, in_colour
 from tailprop.tasks.restore.load import ImageRestorer, load_restorer
 from tailprop.tasks.restore.metrics import Restored, Scores, mean_scores
+from tailprop.tasks.restore.options import RestoreEval
 from tailprop.tasks.restore.task import take_one
 from tailprop.utils.files import make_folder, write_json
 from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted
-from tailprop.utils.validation import check_output_folder
 
-__all__ = ["RestoreEval", "run"]
-
-
-@dataclass(frozen=True)
-class RestoreDataChoice:
-    """Test images or a degradation other than the run's; settings that are not given stay as in the run."""
-
-    test: Path | None = None
-    """Folder of clean test images."""
-    test_degraded: Path | None = None
-    """For pairs: the folder of degraded test images."""
-    degradation: Literal["noise", "jpeg", "downscale", "pairs"] | None = setting(None, aliases=("damage",))
-    """Gaussian noise, JPEG compression, bicubic downscaling, or pairs of given images."""
-    sigma: float | None = None
-    """Standard deviation of the noise, where white is 255."""
-    quality: int | None = None
-    """Quality of the JPEG encoder."""
-    on_broken: Literal["skip", "stop"] | None = None
-    """For a corrupt image: skip and count it, or stop."""
-
-    def over(self, data: RestoreDataConfig) -> RestoreDataConfig:
-        """The run's settings with these; its ranges are for training."""
-        return override(data, self, sigma_range=None, quality_range=None)
-
-
-@dataclass(frozen=True)
-class RestoreEval(EvalOptions):
-    """Evaluate a restoration network."""
-
-    data: RestoreDataChoice = field(default_factory=RestoreDataChoice)
-    tile_px: int | None = None
-    """Side of the tiles to restore in; none = whole images, as in the protocol."""
-    overlap_px: int | None = None
-    """Overlap of neighbouring tiles, at most half a tile; none = 32, or a quarter of a small tile."""
-    images: Path | None = setting(None, aliases=("pictures",))
-    """Folder for figures: the degraded, restored and clean image side by side, with PSNR."""
-    overwrite: bool = False
-    """Overwrite figures in that folder."""
-
-    def check(self) -> None:
-        super().check()
-        check_tiles(self.tile_px, self.overlap_px)
-        if self.images is not None:
-            check_output_folder("--images", self.images)
-
-    @property
-    def shared_px(self) -> int:
-        return shared_px(self.tile_px, self.overlap_px, 32)
+__all__ = ["run"]
 
 
 def run(options: RestoreEval) -> None:

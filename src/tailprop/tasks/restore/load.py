@@ -17,9 +17,10 @@ from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.models import check_finite, for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, check_unit_range, to_array
 from tailprop.tasks.restore.bicubic import enlarge
+from tailprop.tasks.restore.config import RestoreConfig
 from tailprop.tasks.restore.degrade import to_unit
 from tailprop.tasks.restore.inference import check_tiles, in_colour, restore_tiled, restore_whole, shared_px
-from tailprop.tasks.restore.task import RestoreConfig, build_restorer
+from tailprop.tasks.restore.task import build_restorer
 
 __all__ = ["ImageRestorer", "load_restorer"]
 

@@ -2,48 +2,19 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from tailprop.data.broken import Broken
 from tailprop.data.images import check_no_overwrite, list_images, suppress_pillow_warnings, unique_paths
-from tailprop.data.raster import Pixels, read_profile, try_pixels, write_pixels
+from tailprop.data.raster import read_profile, try_pixels, write_pixels
 from tailprop.runtime.distributed import process_group
-from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
-from tailprop.tasks.restore.inference import check_tiles, shared_px
+from tailprop.tasks.restore.inference import shared_px
 from tailprop.tasks.restore.load import ImageRestorer, load_restorer
+from tailprop.tasks.restore.options import RestorePredict
 from tailprop.utils.terminal import Console
-from tailprop.utils.validation import check_at_least
 
-__all__ = ["RestorePredict", "run"]
-
-TILE_PX: Final = 512
-
-
-@dataclass(frozen=True)
-class RestorePredict(PredictOptions):
-    """Restore images."""
-
-    out: Path = Path("restored")
-    """Folder for the restored images, as PNG."""
-    whole_px: int = 1 << 20
-    """Images of up to this many pixels are restored whole, larger ones in tiles; 0 = always in tiles."""
-    tile_px: int = TILE_PX
-    """Side of the tiles."""
-    overlap_px: int | None = None
-    """Overlap of neighbouring tiles, at most half a tile; none = 64, or a quarter of a small tile."""
-
-    def check(self) -> None:
-        check_at_least("whole_px", self.whole_px, 0)
-        check_tiles(self.tile_px, self.overlap_px)
-        super().check()
-
-    def tile_for(self, pixels: Pixels) -> int | None:
-        """The tile size for an image; None = restore it whole."""
-        h, w = pixels.shape[:2]
-        return None if h * w <= self.whole_px or max(h, w) <= self.tile_px else self.tile_px
+__all__ = ["run"]
 
 
 def run(options: RestorePredict) -> None:

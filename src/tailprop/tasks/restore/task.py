@@ -1,12 +1,10 @@
 """Restoration: settings, model, batches, loss and metrics."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-import tyro
 from torch import Tensor, nn
 
 from tailprop.backbone.cost import count_macs, count_parameters
@@ -14,60 +12,23 @@ from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
 from tailprop.data.splits import hash_parts
 from tailprop.engine.checkpoint import warm_start
-from tailprop.engine.config import ModelConfig, TaskConfig
+from tailprop.engine.config import ModelConfig
 from tailprop.engine.run_settings import find_weights
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, all_reduce_sum
 from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.models import model_arguments
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
-from tailprop.tasks.restore.data import CropDataset, PairBatch, RestoreDataConfig, WholeImageDataset, collate_pairs
+from tailprop.tasks.restore.config import RestoreConfig
+from tailprop.tasks.restore.data import CropDataset, PairBatch, WholeImageDataset, collate_pairs
 from tailprop.tasks.restore.figures import draw_restored
 from tailprop.tasks.restore.inference import evaluate_restorer, in_colour, restore_whole
 from tailprop.tasks.restore.metrics import Restored, Scores
-from tailprop.tasks.restore.model import RESTORERS, create_restorer
+from tailprop.tasks.restore.model import create_restorer
 from tailprop.utils.text import say_lines
-from tailprop.utils.validation import check_at_least, check_choice
 
-__all__ = ["Restoration", "RestoreConfig", "RestorerConfig", "build_restorer", "charbonnier", "take_one"]
+__all__ = ["Restoration", "build_restorer", "charbonnier", "take_one"]
 
 _DRAWN = 4  # images drawn in restored.png
-
-
-@dataclass(frozen=True)
-class RestorerConfig(ModelConfig):
-    """The network."""
-
-    name: str = "tailprop_ir"
-    """tailprop_ir, vheat_ir, waveformer_ir, swinir, identity_ir, each also with the suffix _light; or dncnn."""
-    in_chans: int = 1
-    """1 for gray images, 3 for colour."""
-
-
-@dataclass(frozen=True)
-class RestoreConfig(TaskConfig):
-    """Train a network that restores images."""
-
-    task: Literal["restore"] = "restore"
-    """Task to train."""
-    paper_psnr: Annotated[dict[str, float], tyro.conf.Suppress] = setting(factory=dict)
-    """The paper's PSNR for networks of this recipe, printed next to ours."""
-    paper_set: str = ""
-    """The test set of the paper's PSNR."""
-    loss_eps: float = 1e-3
-    """Epsilon of the Charbonnier loss: smaller errors count quadratically, where white is 1."""
-    model: RestorerConfig = setting(factory=RestorerConfig)
-    data: RestoreDataConfig = setting(factory=RestoreDataConfig)
-
-    def check(self) -> None:
-        super().check()
-        check_choice("restoration model", self.model.name, tuple(RESTORERS))
-        if self.model.in_chans not in (1, 3):
-            raise ValueError(f"model.in_chans must be 1 (gray) or 3 (colour), got {self.model.in_chans}")
-        if self.data.gray_share and self.model.in_chans == 1:
-            raise ValueError("data.gray_share is for colour networks, whose model.in_chans is 3; leave it out")
-        check_at_least("loss_eps", self.loss_eps, 0)
-        self.data.check()
 
 
 class Restoration(BaseTask[RestoreConfig]):

@@ -5,7 +5,7 @@ from tailprop.engine.task import TaskSpec
 SPEC = TaskSpec(
     package=__name__,
     title="semantic segmentation",
-    config="task:SegmentConfig",
+    config="config:SegmentConfig",
     task="task:Segmentation",
     load="load:load_segmenter",
     evaluate="evaluate:SegmentEval",

@@ -6,9 +6,7 @@ uses.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,11 +14,10 @@ from torch import Tensor
 from tailprop.backbone.cost import count_parameters
 from tailprop.engine.config import ModelConfig
 from tailprop.runtime.provenance import provenance
-from tailprop.tasks.common.bench import ImageCost, check_bench, print_costs, time_in_turn, use_cpu, write_costs
-from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
-from tailprop.utils.validation import check_at_least
+from tailprop.tasks.common.bench import ImageCost, print_costs, time_in_turn, use_cpu, write_costs
+from tailprop.tasks.segment.model import Segmenter, create_segmenter, segmenter_macs
+from tailprop.tasks.segment.options import SWIN, BenchSegment
 
-SWIN: Final = "swin_tiny_patch4_window7_224"
 PAPER_GMACS: Final = {  # at 512x512
     "tailprop_tiny": 234,
     "tailprop_small": 253,
@@ -34,35 +31,6 @@ PAPER_GMACS: Final = {  # at 512x512
     "convnext_tiny": 235,
     SWIN: 237,
 }
-
-
-@dataclass(frozen=True)
-class BenchSegment:
-    """Cost of UPerNet for one image, measured in interleaved rounds."""
-
-    models: tuple[str, ...] = ("tailprop_tiny", "tailprop_small", "tailprop_base", "convnext_tiny", SWIN, "vheat_tiny")
-    """timm names of backbones; the others are compared with the first."""
-    height: int = 512
-    """Height of the image."""
-    width: int = 512
-    """Width of the image."""
-    rounds: int = 5
-    """Timed rounds, after one warm-up round; 0 = only count multiply-adds, without running the models."""
-    classes: int = 150
-    """Number of classes."""
-    threads: int = 2
-    """CPU threads."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to run on."""
-    segmenter: SegmenterConfig = field(default_factory=SegmenterConfig)
-    out: Path | None = None
-    """CSV to write."""
-
-    def check(self) -> None:
-        for name, least in (("height", 32), ("width", 32), ("rounds", 0), ("classes", 1), ("threads", 1)):
-            check_at_least(name, getattr(self, name), least)
-        self.segmenter.check()
-        check_bench(self.models, self.device)
 
 
 def run(options: BenchSegment) -> None:

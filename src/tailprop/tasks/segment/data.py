@@ -17,106 +17,22 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from tailprop.data.broken import Broken
-from tailprop.data.formats.label_maps import (
-    ADE20K,
-    IGNORE,
-    ClassList,
-    Labelled,
-    LabelSet,
-    find_classes,
-    read_labelled,
-    read_pair,
-)
+from tailprop.data.formats.label_maps import IGNORE, ClassList, Labelled, LabelSet, find_classes, read_labelled, read_pair
 from tailprop.data.loader import KeyedDataset, split_broken
 from tailprop.data.resize import fit_within
 from tailprop.data.samplers import SampleKey
 from tailprop.data.shapes.write import ensure_ade20k
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World
 from tailprop.runtime.rng import seeded
 from tailprop.tasks.common.predictor import to_tensor
-from tailprop.tasks.common.scenes import SceneDataConfig, ensure_scenes
+from tailprop.tasks.common.scenes import ensure_scenes
+from tailprop.tasks.segment.config import SegmentAugmentConfig, SegmentDataConfig
 from tailprop.utils.text import listed
-from tailprop.utils.validation import check_at_least, check_between
 
-__all__ = [
-    "Augment",
-    "SegmentAugmentConfig",
-    "SegmentBatch",
-    "SegmentDataConfig",
-    "SegmentationDataset",
-    "collate",
-    "open_labelled",
-]
+__all__ = ["Augment", "SegmentBatch", "SegmentationDataset", "collate", "open_labelled"]
 
 TRIES: Final = 10  # random crops tried until one satisfies cat_max_ratio
 GROUND: Final = tuple(round(255 * mean) for mean in IMAGENET_DEFAULT_MEAN)  # padding value, zero after normalisation
-
-
-def _is_file(classes: str | None) -> bool:
-    """Whether the class list is a local file. Exported weights contain the class names and do not need it."""
-    return classes != ADE20K
-
-
-@dataclass(frozen=True)
-class SegmentDataConfig(SceneDataConfig):
-    """Images and label maps (PNG); the default folders are those of ADE20K."""
-
-    source: Literal["folder", "scenes"] = "folder"
-    """folder: images and label maps, such as ADEChallengeData2016; scenes: synthetic shapes, generated into the root if they
-    are missing."""
-    train_images: str = "images/training"
-    """Folder of the training images."""
-    train_labels: str = "annotations/training"
-    """Label maps of the training images, PNGs of the same names."""
-    val_images: str = "images/validation"
-    """Folder of the validation images."""
-    val_labels: str = "annotations/validation"
-    """Label maps of the validation images."""
-    classes: str | None = setting(None, local=_is_file)
-    """File with one class name per line; ade20k = its 150 classes; none = objectInfo150.txt or classes.txt in the root."""
-    first_label: int | None = None
-    """Value of the first class in the label maps; lower values are ignored, and so is 255 if it is not a class. None = as in
-    the class list: 1 for ADE20K, 0 for a plain list."""
-    colors: str | None = setting(None, local=True, late=True)
-    """File with a class and its colour in each line, for label maps in colours or with a palette: "64 128 64 animal",
-    "animal,64,128,64" or "animal:64,128,64::"; none = as the class list, which may have colours itself."""
-    short_px: int = 512
-    """Shorter side the images are resized to."""
-    long_px: int = 2048
-    """Maximum longer side."""
-
-    def check(self) -> None:
-        super().check()
-        if self.first_label is not None:
-            check_between("data.first_label", self.first_label, 0, 255)
-            if self.colors is not None:
-                raise ValueError(
-                    "data.first_label is for label maps of numbers, data.colors for colours; leave out one of them"
-                )
-
-
-@dataclass(frozen=True)
-class SegmentAugmentConfig:
-    """Training augmentation."""
-
-    resize: tuple[float, float] = (0.5, 2.0)
-    """Minimum and maximum of the random factor on data.short_px and data.long_px."""
-    crop_px: int = 512
-    """Side of the crop; smaller images are padded, and the loss ignores the padding."""
-    cat_max_ratio: float = setting(0.75, aliases=("most_of_one",))
-    """A crop in which one class has more than this share is drawn again, up to ten times."""
-    flip: float = 0.5
-    """Probability of a horizontal flip."""
-    distort: float = 0.5
-    """Probability of each photometric distortion: brightness, contrast, saturation, hue."""
-
-    def check(self) -> None:
-        if not 0 < self.resize[0] <= self.resize[1]:
-            raise ValueError(f"augment.resize must be a minimum above 0 and a maximum, got {self.resize}")
-        check_at_least("augment.crop_px", self.crop_px, 32)
-        for name in ("cat_max_ratio", "flip", "distort"):
-            check_between(f"augment.{name}", getattr(self, name), 0, 1)
 
 
 class Augment:

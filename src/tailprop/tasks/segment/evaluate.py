@@ -1,102 +1,23 @@
 """`tailprop eval` for a segmenter: mean IoU on the data of its run or on any dataset with label maps."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from tailprop.data.broken import BrokenFiles
-from tailprop.data.formats.label_maps import has_classes
 from tailprop.runtime.distributed import process_group
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.classes import align_classes
-from tailprop.tasks.common.options import EvalOptions, override
 from tailprop.tasks.common.overlap import count_training_images, describe_overlap
-from tailprop.tasks.segment.data import SegmentDataConfig, open_labelled
-from tailprop.tasks.segment.inference import InferenceConfig
+from tailprop.tasks.segment.config import InferenceConfig, SegmentDataConfig
+from tailprop.tasks.segment.data import open_labelled
 from tailprop.tasks.segment.load import ImageSegmenter, load_segmenter
 from tailprop.tasks.segment.metrics import LabelScores
+from tailprop.tasks.segment.options import SegmentEval
 from tailprop.tasks.segment.task import eval_loader, evaluate_segmenter, papers_miou
 from tailprop.utils.files import write_json
 from tailprop.utils.terminal import Console, Table
 
-__all__ = ["InferenceChoice", "SegmentEval", "run"]
-
-
-@dataclass(frozen=True)
-class SegmentDataChoice:
-    """A dataset to evaluate on instead of the run's; settings that are not given stay as in the run."""
-
-    root: Path | None = None
-    """Root folder of the dataset."""
-    val_images: str | None = None
-    """Folder of the images."""
-    val_labels: str | None = None
-    """Label maps of these images, PNGs of the same names."""
-    classes: str | None = None
-    """File with one class name per line; ade20k = its 150 classes."""
-    colors: str | None = None
-    """File with a class and its colour in each line, for label maps in colours; none = as in the run, or as in the new class
-    list."""
-    first_label: int | None = None
-    """Value of the first class in the label maps; lower values are ignored. None = as in the run, or as in the new class
-    list."""
-    short_px: int | None = None
-    """Shorter side the images are resized to."""
-    long_px: int | None = None
-    """Maximum longer side."""
-    on_broken: Literal["skip", "stop"] | None = None
-    """For a missing or corrupt image or label map: skip and count it, or stop."""
-    workers: int | None = None
-    """Loader processes."""
-
-    def over(self, data: SegmentDataConfig) -> SegmentDataConfig:
-        given: dict[str, Any] = {}
-        other_list = self.classes is not None
-        if self.root is not None:
-            given = dict(source="folder", limit=None)
-            if self.classes is None and has_classes(self.root):  # the dataset's class list takes precedence over the run's
-                given["classes"], other_list = None, True
-        if other_list and self.first_label is None:
-            given["first_label"] = None
-        if other_list and self.colors is None:
-            given["colors"] = None
-        if self.colors is not None:
-            given |= dict(classes=self.classes, first_label=None)
-        return override(data, self, **given)
-
-
-@dataclass(frozen=True)
-class InferenceChoice:
-    """Inference settings that override the run's; settings that are not given stay as in the run."""
-
-    mode: Literal["slide", "whole"] | None = None
-    """slide: windows, averaged where they overlap; whole: the whole image at once."""
-    window_px: int | None = None
-    """Side of the windows."""
-    stride_px: int | None = None
-    """Distance between windows."""
-    scales: tuple[float, ...] | None = None
-    """Factors on the image size; probabilities are averaged over them."""
-    flip: bool | None = None
-    """Also average over the horizontally flipped image."""
-
-    def over(self, inference: InferenceConfig) -> InferenceConfig:
-        return override(inference, self)
-
-
-@dataclass(frozen=True)
-class SegmentEval(EvalOptions):
-    """Evaluate a segmenter."""
-
-    split: Literal["validation", "train"] = "validation"
-    """Split to evaluate."""
-    data: SegmentDataChoice = field(default_factory=SegmentDataChoice)
-    inference: InferenceChoice = field(default_factory=InferenceChoice)
-
-    def check(self) -> None:
-        super().check()
-        if self.split == "train" and (self.data.val_images or self.data.val_labels):
-            raise ValueError("--data.val-images and --data.val-labels belong to the validation split; leave out --split train")
+__all__ = ["run"]
 
 
 def run(options: SegmentEval) -> None:

@@ -3,10 +3,8 @@
 Shapes: K classes; H, W size of the image; h, w size of a view, the resized and possibly flipped image that the model runs on.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,40 +12,14 @@ from torch import Tensor
 from tailprop.backbone.model import MIN_SIZE_PX
 from tailprop.data.resize import fit_within
 from tailprop.tasks.common.models import check_finite
+from tailprop.tasks.segment.config import InferenceConfig
 from tailprop.tasks.segment.data import normalise, resize_image
 from tailprop.tasks.segment.model import enlarge
-from tailprop.utils.validation import check_at_least
 
-__all__ = ["InferenceConfig", "label_image", "slide", "windows"]
+__all__ = ["label_image", "slide", "windows"]
 
 Model = Callable[[Tensor], Tensor]  # (1, 3, h, w) -> (1, K, h, w)
 CLASSES_AT_ONCE: Final = 16  # resized to the image size together: 150 classes of a 12-megapixel image would take 7 GB
-
-
-@dataclass(frozen=True)
-class InferenceConfig:
-    """How a trained segmenter runs on an image."""
-
-    mode: Literal["slide", "whole"] = "slide"
-    """slide: windows, averaged where they overlap; whole: the whole image at once."""
-    window_px: int = 512
-    """Side of the windows."""
-    stride_px: int = 341
-    """Distance between windows."""
-    scales: tuple[float, ...] = (1.0,)
-    """Factors on the image size; probabilities are averaged over them."""
-    flip: bool = False
-    """Also average over the horizontally flipped image."""
-
-    def check(self) -> None:
-        check_at_least("inference.window_px", self.window_px, MIN_SIZE_PX)
-        check_at_least("inference.stride_px", self.stride_px, 1)
-        if self.stride_px > self.window_px:
-            raise ValueError(
-                f"inference.stride_px {self.stride_px} leaves gaps between windows of {self.window_px} px; lower it"
-            )
-        if not self.scales or not all(0 < scale < math.inf for scale in self.scales):
-            raise ValueError(f"inference.scales must be one or more positive numbers, got {self.scales}")
 
 
 def windows(length: int, window: int, stride: int) -> list[tuple[int, int]]:

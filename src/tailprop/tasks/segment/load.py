@@ -14,9 +14,9 @@ from tailprop.engine.run_settings import find_weights, read_metadata, read_setti
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.models import for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil, to_tensor
+from tailprop.tasks.segment.config import SegmentConfig
 from tailprop.tasks.segment.inference import label_image
 from tailprop.tasks.segment.model import create_segmenter
-from tailprop.tasks.segment.task import SegmentConfig
 from tailprop.utils.parsing import parse_json
 from tailprop.utils.text import excerpt
 

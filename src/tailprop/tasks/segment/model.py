@@ -5,7 +5,6 @@ segmenters of Swin, ConvNeXt and vHeat.
 """
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import timm
@@ -19,30 +18,9 @@ from tailprop.backbone.cost import count_macs
 from tailprop.backbone.weights import WarmStartReport
 from tailprop.engine.config import ModelConfig
 from tailprop.tasks.common.pyramid import create_stages, no_weight_decay_names, start_from
-from tailprop.utils.validation import check_at_least
+from tailprop.tasks.segment.config import SegmenterConfig
 
-__all__ = ["Segmenter", "SegmenterConfig", "create_segmenter", "segmenter_macs"]
-
-
-@dataclass(frozen=True)
-class SegmenterConfig:
-    """UPerNet after the backbone; the defaults are those of the literature."""
-
-    channels: int = 512
-    """Channels of the decoder."""
-    dropout: float = 0.1
-    """Share of channels dropped before each classifier."""
-    aux_channels: int = 256
-    """Channels of the auxiliary head on the third stage."""
-    aux_weight: float = 0.4
-    """Weight of the auxiliary loss; 0 = no auxiliary head."""
-
-    def check(self) -> None:
-        check_at_least("segmenter.channels", self.channels, 1)
-        check_at_least("segmenter.aux_channels", self.aux_channels, 1)
-        check_at_least("segmenter.aux_weight", self.aux_weight, 0)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"segmenter.dropout must be in [0, 1), got {self.dropout}")
+__all__ = ["Segmenter", "create_segmenter", "segmenter_macs"]
 
 
 class Segmenter(nn.Module):

@@ -1,31 +1,21 @@
 """`tailprop predict` for a segmenter: label maps as PNGs, and images tinted by class with a legend."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tailprop.data.broken import Broken
 from tailprop.data.images import check_no_overwrite, list_images, read_image, save_image, suppress_pillow_warnings, unique_stems
 from tailprop.runtime.distributed import process_group
-from tailprop.tasks.common.options import PredictOptions
 from tailprop.tasks.common.predictor import SkippedImages, progress_bar
 from tailprop.tasks.segment.draw import draw_labels, save_labels, with_legend
-from tailprop.tasks.segment.evaluate import InferenceChoice
 from tailprop.tasks.segment.load import ImageSegmenter, LabelMap, load_segmenter
+from tailprop.tasks.segment.options import SegmentPredict
 from tailprop.utils.files import make_folder, write_text
 from tailprop.utils.terminal import Console, Table
 
 NAMED = 6  # classes listed for each image in the table
-__all__ = ["SegmentPredict", "run"]
-
-
-@dataclass(frozen=True)
-class SegmentPredict(PredictOptions):
-    """Predict a class for every pixel of images."""
-
-    out: Path = Path("segmented")
-    """Folder for NAME.png (label map, values or colours as in the training data), NAME_overlay.jpg and classes.txt."""
-    inference: InferenceChoice = field(default_factory=InferenceChoice)
+__all__ = ["run"]
 
 
 def run(options: SegmentPredict) -> None:

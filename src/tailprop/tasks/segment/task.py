@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tyro
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -19,51 +17,22 @@ from tailprop.data.formats.colors import ColorTable
 from tailprop.data.formats.label_maps import IGNORE, LabelSet, ade20k_classes, read_pair
 from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
-from tailprop.engine.config import TaskConfig
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, all_gather, all_reduce_sum
 from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.pages import draw_page
-from tailprop.tasks.common.pyramid import check_pyramid_model
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
-from tailprop.tasks.segment.data import (
-    Augment,
-    SegmentationDataset,
-    SegmentAugmentConfig,
-    SegmentBatch,
-    SegmentDataConfig,
-    collate,
-    normalise,
-    open_labelled,
+from tailprop.tasks.segment.config import (
+    SegmentConfig,
 )
+from tailprop.tasks.segment.data import Augment, SegmentationDataset, SegmentBatch, collate, normalise, open_labelled
 from tailprop.tasks.segment.draw import draw_labels, stack_legend
-from tailprop.tasks.segment.inference import InferenceConfig, label_image
+from tailprop.tasks.segment.inference import label_image
 from tailprop.tasks.segment.metrics import LabelScores, confusion, score_confusion
-from tailprop.tasks.segment.model import Segmenter, SegmenterConfig, create_segmenter, segmenter_macs
+from tailprop.tasks.segment.model import Segmenter, create_segmenter, segmenter_macs
 from tailprop.utils.text import say_lines
 
 IMAGES_DRAWN = 8  # validation images in predictions.jpg
-__all__ = ["SegmentConfig", "Segmentation", "evaluate_segmenter"]
-
-
-@dataclass(frozen=True)
-class SegmentConfig(TaskConfig):
-    """Train UPerNet."""
-
-    task: Literal["segment"] = "segment"
-    """Task to train."""
-    paper_miou: Annotated[dict[str, float], tyro.conf.Suppress] = setting(factory=dict)
-    """The paper's mean IoU for models of this recipe, printed next to ours."""
-    segmenter: SegmenterConfig = setting(factory=SegmenterConfig)
-    data: SegmentDataConfig = setting(factory=SegmentDataConfig)
-    augment: SegmentAugmentConfig = setting(factory=SegmentAugmentConfig)
-    inference: InferenceConfig = setting(factory=InferenceConfig)
-
-    def check(self) -> None:
-        super().check()
-        check_pyramid_model(self.model, "a segmenter")
-        for section in (self.segmenter, self.data, self.augment, self.inference):
-            section.check()
+__all__ = ["Segmentation", "evaluate_segmenter"]
 
 
 class Segmentation(BaseTask[SegmentConfig]):

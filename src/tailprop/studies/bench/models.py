@@ -11,53 +11,18 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tailprop.engine.options import parse_options
-from tailprop.engine.settings import setting
 from tailprop.runtime.provenance import provenance
-from tailprop.tasks import TASKS, find_spec
-from tailprop.tasks.common.bench import check_bench, print_table, time_in_turn, use_cpu, write_rows
+from tailprop.studies.bench.options import Bench
+from tailprop.tasks.common.bench import print_table, time_in_turn, use_cpu, write_rows
 from tailprop.utils.terminal import Table
-from tailprop.utils.validation import check_at_least
 
 PUBLISHED_VHEAT = "vHeat-T (published code)"
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Images per second of several models, measured in interleaved rounds."""
-
-    models: tuple[str, ...] = ("tailprop_tiny", "convnext_tiny", "swin_tiny_patch4_window7_224", "vheat_tiny")
-    """timm model names; the others are compared with the first."""
-    vheat_code: Path | None = None
-    """Path of vHeat's published classification/models/vHeat.py, to include it."""
-    modes: tuple[Literal["infer", "train"], ...] = ("infer", "train")
-    """Forward passes without gradients, training steps (forward, backward, AdamW), or both."""
-    batch_size: int = setting(8, aliases=("batch",))
-    """Images per batch."""
-    size_px: int = 224
-    """Image size."""
-    rounds: int = 12
-    """Rounds after one warm-up round."""
-    threads: int = 2
-    """CPU threads."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device: cpu or cuda."""
-    out: Path | None = None
-    """CSV file for the results."""
-
-    def check(self) -> None:
-        for name, least in (("batch_size", 1), ("rounds", 1), ("threads", 1), ("size_px", 32)):
-            check_at_least(name, getattr(self, name), least)
-        if not self.modes:
-            raise ValueError("no modes given; give at least one")
-        check_bench(self.models, self.device)
 
 
 @dataclass(frozen=True)
@@ -68,30 +33,7 @@ class Row:
     median: float
 
 
-def parse(args: list[str]) -> tuple[Any, Any]:
-    """The benchmark module and its options: that of a task if the first argument names one, else this one."""
-    name = args[0] if args else ""
-    if name not in TASKS:
-        description = (
-            f"{(Bench.__doc__ or '').strip()} tailprop bench TASK measures whole networks: {', '.join(_benchmarked())}."
-        )
-        return sys.modules[__name__], parse_options(Bench, args, "tailprop bench", description)
-    spec = find_spec(name)
-    if spec.bench is None:
-        raise ValueError(f"there is no benchmark for {spec.title}; omit {name!r} to measure backbones")
-    return spec.module(spec.bench), parse_options(spec.part(spec.bench), args[1:], f"tailprop bench {name}")
-
-
-def _benchmarked() -> list[str]:
-    return [name for name in TASKS if find_spec(name).bench is not None]
-
-
-def run(chosen: tuple[Any, Any]) -> None:
-    module, options = chosen
-    (measure_backbones if module is sys.modules[__name__] else module.run)(options)
-
-
-def measure_backbones(options: Bench) -> None:
+def run(options: Bench) -> None:
     options.check()
     memory = use_cpu(options.threads)
     rows = [row for mode in options.modes for row in measure(options, mode)]
