@@ -29,10 +29,11 @@ COMMANDS = {
     ),
     "robustness": (
         "tailprop.studies.robustness",
-        "Robustness",
-        "evaluate a classifier on ImageNet-Sketch, ImageNet-A and common corruptions",
+        "tailprop.studies.robustness_options:Robustness",
+        "evaluate a classifier on ImageNet-Sketch, -A, -R, -V2, -C and common corruptions",
     ),
     "scenes": ("tailprop.commands.scenes", "Scenes", "write generated scenes of shapes as COCO, ADE20K or parquet"),
+    "convert": ("tailprop.commands.convert", "Convert", "convert YOLO text labels or Pascal VOC to COCO json"),
     "bench": (
         "tailprop.studies.bench.command",
         None,

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from tailprop.data.formats.coco import CocoSet, read_coco
+from tailprop.data.formats.coco import CocoSet, Masks, read_coco
 from tailprop.engine.config import ModelConfig
 from tailprop.tasks.detect.config import DetectorConfig
 from tailprop.tasks.detect.model import Detector, create_detector
@@ -19,8 +19,8 @@ def small_detector(name: str = "tailprop_pico", **args: Any) -> Detector:
     return create_detector(ModelConfig(name=name, args=args), 3, 64, 96, SMALL)[0]
 
 
-def validation_set(root: Path) -> CocoSet:
-    return read_coco(root / "annotations" / "instances_val2017.json", root / "val2017")
+def validation_set(root: Path, masks: Masks = "yes") -> CocoSet:
+    return read_coco(root / "annotations" / "instances_val2017.json", root / "val2017", masks)
 
 
 def write_recipe(path: Path, root: Path, **changes: dict[str, Any]) -> Path:

@@ -21,7 +21,8 @@ from tailprop.engine.config import ModelConfig
 from tailprop.runtime.distributed import World
 from tailprop.studies import robustness
 from tailprop.studies.corruptions import CORRUPTIONS
-from tailprop.studies.robustness import Robustness, Row, _print, _rows, imagenet_a_indices, imagenet_indices, measure
+from tailprop.studies.robustness import Row, _print, _rows, imagenet_indices, measure, subset_indices
+from tailprop.studies.robustness_options import Robustness
 from tailprop.tasks.classify.config import ClassifyConfig, DataConfig
 from tailprop.tasks.classify.evaluate import evaluate_on
 from tailprop.tasks.classify.load import ImageClassifier
@@ -66,7 +67,7 @@ def write_greys(root: Path, greys: dict[str, list[int]]) -> Path:
 
 def test_imagenet_a_is_a_subset_by_index() -> None:
     expected = [int(i) for i in (files("timm.data") / "_info" / "imagenet_a_indices.txt").read_text().split()]
-    assert list(imagenet_a_indices()) == expected
+    assert list(subset_indices("imagenet_a")) == expected
     assert len(set(expected)) == 200
 
 
@@ -93,7 +94,7 @@ def test_imagenet_a_accuracy_is_known(tmp_path: Path) -> None:
     """Six images of three classes, four correct; an output outside of the 200 is always the highest and must not count."""
     stingray, robin, balloon = 6, 15, 417
     right = {10: stingray, 20: stingray, 30: robin, 40: stingray, 50: balloon, 60: robin}
-    outside = next(i for i in range(1000) if i not in imagenet_a_indices())
+    outside = next(i for i in range(1000) if i not in subset_indices("imagenet_a"))
     model = classifier(1000, lambda grey: [outside, right[grey]])
     root = write_greys(tmp_path, {SYNSETS[balloon]: [50, 60], SYNSETS[stingray]: [10, 20], SYNSETS[robin]: [30, 40]})
     (root / "README.txt").write_text("the official archive has one")
@@ -245,7 +246,7 @@ def test_command(call: Callable[..., tuple[int, str]], ten_classes: Path, tmp_pa
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "nothing to evaluate; give --sketch, --imagenet-a or --corrupt"),
+        ((), "nothing to evaluate; give --sketch, --imagenet-a, --imagenet-r, --imagenet-v2, --imagenet-c or --corrupt"),
         (("--corrupt", "gausian_noise"), "unknown corruption 'gausian_noise'; did you mean 'gaussian_noise'?"),
         (("--corrupt", "jpeg"), "did you mean 'jpeg_compression'?"),
         (("--corrupt", "frost"), "frost needs photographs that are not shipped"),

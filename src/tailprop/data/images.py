@@ -35,6 +35,7 @@ __all__ = [
     "suppress_pillow_warnings",
     "unique_paths",
     "unique_stems",
+    "upright_size",
 ]
 
 # Common image formats. Pillow opens more (.h5, .mpg, .ps), but such files in a folder are rarely images.
@@ -48,6 +49,7 @@ SUFFIXES: Final = (
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "QOI", "TGA")
 
 T = TypeVar("T")
+_ORIENTATION: Final = 0x0112  # EXIF tag
 
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:
@@ -149,6 +151,22 @@ def image_size(path: Path) -> tuple[int, int] | Broken:
             return file.size
     except Exception as error:  # decoders raise many kinds of errors on corrupt files
         return Broken(str(path), describe_error(error))
+
+
+def upright_size(path: Path) -> tuple[int, int] | Broken:
+    """Width and height of the image as it is shown, from the header: EXIF may say that it was stored lying on its side."""
+    try:
+        with open_image(path) as file:
+            return file.size[::-1] if _is_lying(file) else file.size
+    except Exception as error:  # decoders raise many kinds of errors on corrupt files
+        return Broken(str(path), describe_error(error))
+
+
+def _is_lying(file: Image.Image) -> bool:
+    try:
+        return file.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
+    except Exception:  # the EXIF data is corrupt, and does not count in exif_transpose either
+        return False
 
 
 def read_image(path: Path, mode: str) -> Image.Image | Broken:

@@ -235,7 +235,11 @@ def check_corruption(name: str) -> None:
     if name not in CORRUPTIONS:
         close = difflib.get_close_matches(name, CORRUPTIONS, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(CORRUPTIONS)}"
-        why = "frost needs photographs that are not shipped; " if name == "frost" else ""
+        why = (
+            "frost needs photographs that are not shipped (--imagenet-c measures the published images); "
+            if name == "frost"
+            else ""
+        )
         raise ValueError(f"unknown corruption {name!r}; {why}{hint}")
 
 

@@ -1,12 +1,13 @@
-"""`tailprop robustness`: evaluate a classifier on sketches, natural adversarial examples and corrupted images.
+"""`tailprop robustness`: evaluate a classifier on sketches, renditions, natural adversarial examples and corrupted images.
 
-ImageNet-Sketch (Wang et al., 2019) has ImageNet's 1000 classes, ImageNet-A (Hendrycks et al., 2021) 200 of them, and only those
-200 outputs are compared for it. Corruptions are applied to the validation images on the fly; the reported number is the mean
-top-1, not the published mCE, which is relative to AlexNet and includes frost (see `tailprop.studies.corruptions`).
+ImageNet-Sketch (Wang et al., 2019) and ImageNet-V2 (Recht et al., 2019) have ImageNet's 1000 classes, ImageNet-A and ImageNet-R
+(Hendrycks et al., 2021) 200 of them, and only those 200 outputs are compared for each. The folders of ImageNet-C give mCE
+(`tailprop.studies.imagenet_c`). Corruptions can also be applied to the validation images on the fly; then the reported number
+is the mean top-1, not mCE, because frost is missing (`tailprop.studies.corruptions`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,81 +19,27 @@ from PIL import Image
 
 from tailprop.data.broken import BrokenFiles
 from tailprop.data.splits import Contents
-from tailprop.engine.options import Checkpoint
-from tailprop.engine.settings import setting
 from tailprop.runtime.distributed import World, process_group
 from tailprop.runtime.provenance import provenance
-from tailprop.studies.corruptions import CORRUPTIONS, SEVERITIES, Corrupt, check_corruption, check_severity
+from tailprop.studies.corruptions import Corrupt
+from tailprop.studies.imagenet_c import CorruptedFolder, find_corruptions, print_errors
+from tailprop.studies.robustness_options import IMAGENET_A, IMAGENET_C, IMAGENET_R, IMAGENET_V2, OPTIONS, SKETCH, Robustness
 from tailprop.tasks.classify.config import DataConfig
 from tailprop.tasks.classify.data import open_source
 from tailprop.tasks.classify.evaluate import align_source, evaluate_on
 from tailprop.tasks.classify.load import ImageClassifier, load_classifier
 from tailprop.tasks.classify.metrics import Accuracy, ignore
-from tailprop.tasks.classify.options import DataChoice
 from tailprop.tasks.classify.sources import Source
 from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.classes import deduplicate_names
-from tailprop.tasks.common.options import ComputeOptions
 from tailprop.utils.terminal import Console, Table
-from tailprop.utils.text import counted
-from tailprop.utils.validation import check_at_least, check_output_file
+from tailprop.utils.text import counted, say
 
-__all__ = ["Robustness", "Row", "imagenet_a_indices", "imagenet_indices", "measure", "run"]
+__all__ = ["Row", "imagenet_indices", "measure", "run", "subset_indices"]
 
-SKETCH, IMAGENET_A = "ImageNet-Sketch", "ImageNet-A"
-CLASSES: Final = {SKETCH: 1000, IMAGENET_A: 200}
+CLASSES: Final = {SKETCH: 1000, IMAGENET_A: 200, IMAGENET_R: 200, IMAGENET_V2: 1000}
+SUBSETS: Final = {IMAGENET_A: "imagenet_a", IMAGENET_R: "imagenet_r"}  # timm's names of the lists of their classes
 PAPER_TOP1: Final = {("tailprop_base", SKETCH): 23.1, ("tailprop_base", IMAGENET_A): 37.2}
-
-
-@dataclass(frozen=True)
-class Robustness(ComputeOptions):
-    """Evaluate a classifier on out-of-distribution images."""
-
-    checkpoint: Checkpoint
-    """A run folder, a weights file, or the name of a pretrained timm model."""
-    model: str | None = None
-    """timm name of the architecture, if the checkpoint does not contain it."""
-    sketch: Path | None = None
-    """ImageNet-Sketch: its 1000 folders, or a parquet snapshot."""
-    imagenet_a: Path | None = None
-    """ImageNet-A: its 200 folders, or a parquet snapshot."""
-    corrupt: tuple[str, ...] = ()
-    """Corruptions of the validation images, by ImageNet-C's names; all = every corruption."""
-    severities: tuple[int, ...] = SEVERITIES
-    """Severities of the corruptions, from 1 to 5."""
-    data: DataChoice = field(default_factory=DataChoice)
-    limit: int = 0
-    """Largest number of images of each dataset, evenly spaced; 0 = all."""
-    batch_size: int = setting(64, aliases=("batch",))
-    """Images per batch."""
-    out: Path | None = None
-    """CSV file for the results, updated after each measurement."""
-
-    def check(self) -> None:
-        super().check()
-        check_at_least("batch_size", self.batch_size, 1)
-        check_at_least("limit", self.limit, 0)
-        check_output_file("--out", self.out)
-        if self.sketch is None and self.imagenet_a is None and not self.corrupt:
-            raise ValueError("nothing to evaluate; give --sketch, --imagenet-a or --corrupt (all, or names)")
-        for option, path in (("--sketch", self.sketch), ("--imagenet-a", self.imagenet_a)):
-            if path is not None and not path.is_dir():
-                raise ValueError(f"no folder {path}; {option} takes the folder of the dataset")
-        for name in self.corrupt:
-            if name != "all":
-                check_corruption(name)
-        if not self.severities:
-            raise ValueError("--severities is empty; give at least one from 1 to 5")
-        for severity in self.severities:
-            check_severity(severity)
-
-    @property
-    def corruptions(self) -> tuple[str, ...]:
-        return tuple(CORRUPTIONS) if "all" in self.corrupt else tuple(dict.fromkeys(self.corrupt))
-
-    @property
-    def levels(self) -> tuple[int, ...]:
-        return tuple(sorted(set(self.severities)))
 
 
 @dataclass(frozen=True)
@@ -136,7 +83,7 @@ def run(options: Robustness) -> None:
 
         rows = measure(options, classifier, world, keep)
         if world.is_main:
-            _print(rows, classifier.name, options.levels)
+            _print_all(rows, classifier, options.levels)
 
 
 def measure(
@@ -151,10 +98,13 @@ def measure(
 
 
 def _measure_each(options: Robustness, classifier: ImageClassifier, world: World) -> Iterator[Row]:
-    if options.sketch is not None:
-        yield _measure_imagenet(options, classifier, world, SKETCH, options.sketch, range(1000))
-    if options.imagenet_a is not None:
-        yield _measure_imagenet(options, classifier, world, IMAGENET_A, options.imagenet_a, imagenet_a_indices())
+    folders = find_corruptions(options.imagenet_c) if options.imagenet_c is not None else []  # fail before long work
+    for option, name in OPTIONS.items():
+        if (root := getattr(options, option)) is not None:
+            outputs = subset_indices(SUBSETS[name]) if name in SUBSETS else range(1000)
+            yield _measure_imagenet(options, classifier, world, name, root, outputs)
+    for folder in folders:
+        yield _measure_corrupted(options, classifier, world, folder)
     if options.corrupt:
         yield from _measure_corruptions(options, classifier, world)
 
@@ -171,6 +121,22 @@ def _measure_imagenet(
     return _row(
         name, 0, evaluate_on(classifier, selection, data, world, options.batch_size, options.precision, subset, title=name)
     )
+
+
+def _measure_corrupted(options: Robustness, classifier: ImageClassifier, world: World, folder: CorruptedFolder) -> Row:
+    """The accuracy at a severity of ImageNet-C, without another crop of its images, which have 224 px."""
+    given = replace(options.data, source="folder", root=folder.path).over(classifier.settings.data)
+    data = replace(given, held_out=1.0, crop_pct=1.0, resize_px=None)
+    source: Source | Selection = open_source(data, "validation")
+    if _is_imagenet_model(classifier):
+        source = _relabel(source, IMAGENET_C, range(1000), options.limit)
+    else:  # a part of it, for a model of fewer classes
+        align_source(source, classifier.names)
+        rows = _rows(len(source.labels), options.limit)
+        source = Selection(source, rows, source.classes, source.labels[rows])
+    title = f"{folder.corruption} {folder.severity}"
+    result = evaluate_on(classifier, source, data, world, options.batch_size, options.precision, title=title)
+    return _row(f"{IMAGENET_C}/{folder.corruption}", folder.severity, result)
 
 
 def _relabel(source: Source, name: str, outputs: Sequence[int], limit: int) -> Selection:
@@ -216,9 +182,9 @@ def imagenet_synsets() -> tuple[str, ...]:
 
 
 @cache
-def imagenet_a_indices() -> tuple[int, ...]:
-    """The 200 outputs for ImageNet-A's classes. timm ships the list but has no function that reads it."""
-    names = (files("timm.data") / "_info" / "imagenet_a_synsets.txt").read_text().split()
+def subset_indices(name: str) -> tuple[int, ...]:
+    """The 200 outputs for the classes of ImageNet-A or ImageNet-R. timm ships the lists but has no function that reads them."""
+    names = (files("timm.data") / "_info" / f"{name}_synsets.txt").read_text().split()
     return tuple(imagenet_synsets().index(name) for name in names)
 
 
@@ -262,15 +228,23 @@ def _outputs(source: Source, name: str, allowed: Sequence[int]) -> dict[int, int
     return found
 
 
+def _is_imagenet_model(classifier: ImageClassifier) -> bool:
+    return len(classifier.names) == 1000 and _first_foreign(classifier.names) is None
+
+
+def _first_foreign(names: Sequence[str]) -> int | None:
+    """The first output that is not ImageNet's class of this index; unknown names are allowed if others are known."""
+    indices = imagenet_indices(names)
+    foreign = all(index is None for index in indices)
+    return next((i for i, index in enumerate(indices) if foreign or index not in (None, i)), None)
+
+
 def _check_imagenet_model(classifier: ImageClassifier, name: str) -> None:
     if len(classifier.names) != 1000:
         raise ValueError(
             f"{name} needs a model with ImageNet's 1000 classes, but {classifier.name} has {len(classifier.names)}"
         )
-    indices = imagenet_indices(classifier.names)
-    foreign = all(index is None for index in indices)
-    wrong = next((i for i, index in enumerate(indices) if foreign or index not in (None, i)), None)
-    if wrong is not None:
+    if (wrong := _first_foreign(classifier.names)) is not None:
         raise ValueError(f"{name} needs ImageNet's order of classes, but output {wrong} is {classifier.names[wrong]!r}")
 
 
@@ -282,6 +256,22 @@ def _open_whole(data: DataConfig, root: Path) -> Source:
     """All images of a test-only dataset, whatever its split is called (Sketch on Hugging Face: train)."""
     only_train = data.source == "parquet" and all(shard.name.startswith("train") for shard in _shards(root))
     return open_source(replace(data, held_out=1.0), "train" if only_train else "validation")
+
+
+def _print_all(rows: Sequence[Row], classifier: ImageClassifier, levels: Sequence[int]) -> None:
+    published = [row for row in rows if row.data.startswith(f"{IMAGENET_C}/")]
+    if others := [row for row in rows if row not in published]:
+        _print(others, classifier.name, levels)
+    if published:
+        names = dict.fromkeys(row.data for row in published)
+        top1 = {name.removeprefix(f"{IMAGENET_C}/"): [row.top1 for row in published if row.data == name] for name in names}
+        is_imagenet = _is_imagenet_model(classifier)
+        print_errors(classifier.name, top1, is_imagenet)
+        least, broken = min(row.classes for row in published), max(row.broken for row in published)
+        if is_imagenet and least < 1000:
+            say(f"only {least} of the 1000 classes have images here, so CE is not that of the literature")
+        if broken:
+            say(f"up to {counted(broken, 'broken image')} skipped")
 
 
 def _print(rows: Sequence[Row], model: str, levels: Sequence[int]) -> None:

@@ -4,14 +4,17 @@ import hashlib
 import json
 import math
 import zlib
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+from xml.parsers import expat
 
 import yaml
 
-__all__ = ["parse_json", "parse_yaml", "read_text", "seal_row", "seal_text", "sealed_row", "sealed_text"]
+__all__ = ["Node", "parse_json", "parse_xml", "parse_yaml", "read_text", "seal_row", "seal_text", "sealed_row", "sealed_text"]
 
 _MOST_VALUES: Final = 1_000_000  # of a YAML file after its aliases are expanded
+_DEEPEST: Final = 64  # nested elements of an XML file
 _SEAL: Final = "# sha256 "  # starts the last line of a sealed text
 _ROW_SEAL: Final = ', "crc32": "'  # starts the last entry of a sealed line of json
 
@@ -59,6 +62,52 @@ def _expanded_size(value: Any, known: dict[int, float]) -> float:
         items = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
         known[id(value)] = 1 + sum(_expanded_size(item, known) for item in items)
     return known[id(value)]
+
+
+@dataclass
+class Node:
+    """An element of an XML file, with the line it starts on."""
+
+    tag: str
+    line: int
+    text: str = ""
+    children: list["Node"] = field(default_factory=list)
+
+    def find(self, tag: str) -> "Node | None":
+        """The first child with this tag."""
+        return next((child for child in self.children if child.tag == tag), None)
+
+    def find_all(self, tag: str) -> "list[Node]":
+        return [child for child in self.children if child.tag == tag]
+
+
+def parse_xml(text: bytes, where: object) -> Node:
+    """The root of an XML file, without entities, which can expand to gigabytes or name other files."""
+    root = Node("", 0)
+    path, parser = [root], expat.ParserCreate()
+
+    def start(tag: str, _attributes: object) -> None:
+        if len(path) > _DEEPEST:
+            raise ValueError(f"{where} is not usable: it is nested too deeply in line {parser.CurrentLineNumber}")
+        path[-1].children.append(node := Node(tag, parser.CurrentLineNumber))
+        path.append(node)
+
+    def end(_tag: str) -> None:
+        path.pop()
+
+    def add_text(text: str) -> None:
+        path[-1].text += text
+
+    def refuse_entity(*_declared: object) -> NoReturn:
+        raise ValueError(f"{where} is not usable: line {parser.CurrentLineNumber} defines an entity; write the text itself")
+
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler, parser.EntityDeclHandler = add_text, refuse_entity
+    try:
+        parser.Parse(text, True)
+    except (expat.ExpatError, LookupError) as error:  # LookupError: an encoding that Python does not know
+        raise ValueError(f"{where} is not XML ({error}); it may be truncated or corrupt") from None
+    return root.children[0]
 
 
 def seal_text(text: str) -> str:

@@ -189,7 +189,7 @@ def test_cache_is_bounded(tmp_path: Path) -> None:
     crops = CropDataset(paths, RestoreDataConfig(crop_px=16, cache_gb=3500e-9), 1)  # space for two images of 1600 to 1680 bytes
     for index in range(3):
         crops[SampleKey(index, 0)]
-    assert sorted(crops.kept) == [0, 1]
+    assert sorted(crops.kept) == paths[:2]
 
 
 def test_jpeg_blocks_have_random_offsets_in_a_crop(tmp_path: Path) -> None:

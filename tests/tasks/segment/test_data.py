@@ -164,7 +164,8 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
     }
     assert [str(item) for item in found] == [
         f"{tmp_path}/images/c.jpg: not an image",
-        f"{tmp_path}/labels/d.png: its mode is RGB, but a label map has one value per pixel",
+        f"{tmp_path}/labels/d.png: its mode is RGB, but a label map has one value per pixel; for colours, name their table "
+        "with --data.colors",
     ]
     for path in (tmp_path / "labels").iterdir():
         path.unlink()

@@ -2,6 +2,9 @@
 
 Categories become labels 1, 2, ... in the order of their ids (0 is the background). Invalid images and annotations are listed as
 `Broken`, so that training can skip them or stop.
+
+Masks are optional: a file without any is a set of boxes. A file in which some annotations have one is a set with masks, and the
+annotations without are invalid, unless masks are not wanted.
 """
 
 import json
@@ -9,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Literal, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +25,14 @@ from tailprop.data.splits import hash_parts
 from tailprop.utils.parsing import parse_json
 from tailprop.utils.text import excerpt
 
-__all__ = ["CocoImage", "CocoSet", "area_of", "decode_counts", "decode_masks", "encode_mask", "read_coco"]
+__all__ = ["CocoImage", "CocoSet", "Masks", "area_of", "decode_counts", "decode_masks", "encode_mask", "read_coco"]
 
 LARGEST_PX: Final = 100_000  # side of an image
 LONGEST_BITS: Final = 60  # of a run length; longer numbers would take quadratic time to read
 FAR: Final = 4  # times the longer side of the image; polygons beyond it are invalid, pycocotools would run out of memory
 LARGEST_ID: Final = 2**53  # of whole numbers; programs that keep them as floats cannot tell larger ones apart
 BOUND: Final = 1e9  # largest absolute coordinate of a box
+Masks = Literal["auto", "yes", "no"]  # auto = if there are any
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class CocoSet:
     images: list[CocoImage]
     categories: dict[int, str]  # by id
     broken: list[Broken] = field(default_factory=list)
+    has_masks: bool = True
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -98,18 +103,19 @@ class CocoSet:
 
     @staticmethod
     def _describe(image: CocoImage) -> str:
-        objects = [(a["id"], a["category_id"], a["bbox"], a.get("iscrowd", 0), a["segmentation"]) for a in image.objects]
+        objects = [(a["id"], a["category_id"], a["bbox"], a.get("iscrowd", 0), a.get("segmentation")) for a in image.objects]
         return json.dumps([image.id, image.path.name, image.width, image.height, objects])
 
 
-def read_coco(annotations: Path, folder: Path) -> CocoSet:
-    """Read an annotation file and find its images in a folder; no image is opened."""
+def read_coco(annotations: Path, folder: Path, masks: Masks = "yes") -> CocoSet:
+    """Read an annotation file and find its images in a folder; no image is opened. Without masks, only boxes are read."""
     content = _read_json(annotations)
     if not folder.is_dir():
         raise ValueError(f"no image folder {folder} for {annotations}; set it with --data")
     categories = _categories(content["categories"], annotations)
     entries, broken = _image_entries(content["images"], folder)
-    objects = _objects(content, entries, categories, annotations.name, broken)
+    has_masks = masks == "yes" or (masks == "auto" and any(map(_has_mask, content["annotations"])))
+    objects = _objects(content, entries, categories, annotations.name, broken, has_masks)
     present = {entry.name for entry in os.scandir(folder)}
     packed, images = Packed(objects[key] for key in entries), []
     for place, (key, entry) in enumerate(entries.items()):
@@ -121,20 +127,33 @@ def read_coco(annotations: Path, folder: Path) -> CocoSet:
     if not images:
         first = f"; the first: {broken[0]}" if broken else ""
         raise ValueError(f"none of the images in {annotations} is valid and exists in {folder}{first}")
-    return CocoSet(annotations.name, images, categories, broken)
+    return CocoSet(annotations.name, images, categories, broken, has_masks)
+
+
+def _has_mask(annotation: Any) -> bool:
+    """Whether an annotation has a mask, valid or not; programs that know only boxes write an empty list."""
+    return _get(annotation, "segmentation") not in (None, [])
 
 
 def _objects(
-    content: dict[str, Any], images: dict[int, dict[str, Any]], categories: dict[int, str], file: str, broken: list[Broken]
+    content: dict[str, Any],
+    images: dict[int, dict[str, Any]],
+    categories: dict[int, str],
+    file: str,
+    broken: list[Broken],
+    has_masks: bool,
 ) -> dict[int, list[dict[str, Any]]]:
     """The valid annotations of each image; the others are added to `broken`, unless their image is already in it."""
     named = {entry["id"] for entry in content["images"] if _is_whole(_get(entry, "id"))}
     found: dict[int, list[dict[str, Any]]] = {key: [] for key in images}
     for number, annotation in enumerate(content["annotations"]):
         image, error = _get(annotation, "image_id"), _annotation_error(annotation, images, categories)
+        if error is None and has_masks:
+            error = _shape_error(annotation.get("segmentation"), images[image])
         if error is None:
             whole = dict(image_id=int(image), category_id=int(annotation["category_id"]))
-            found[image].append({"id": number + 1, **annotation, **whole})
+            kept = {name: value for name, value in annotation.items() if has_masks or name != "segmentation"}
+            found[image].append({"id": number + 1, **kept, **whole})
         elif not _is_whole(image) or image in images or image not in named:
             which = _get(annotation, "id")
             broken.append(Broken(f"{file}, annotation {f'number {number}' if which is None else which}", error))
@@ -213,7 +232,7 @@ def _is_there(name: str, present: set[str], folder: Path) -> bool:
 
 
 def _annotation_error(annotation: Any, images: dict[int, dict[str, Any]], categories: dict[int, str]) -> str | None:
-    """What is wrong with an annotation; None if it is valid. An empty box is valid: it is just not used in training."""
+    """What is wrong with an annotation but for its mask. An empty box is valid: it is just not used in training."""
     if not isinstance(annotation, dict):
         return f"it is {excerpt(annotation)}, not an object with keys"
     image, category = annotation.get("image_id"), annotation.get("category_id")
@@ -226,7 +245,7 @@ def _annotation_error(annotation: Any, images: dict[int, dict[str, Any]], catego
     box = annotation.get("bbox")
     if not _are_numbers(box, BOUND) or len(box) != 4:
         return f"its box is {excerpt(box)}, not x, y, width, height"
-    return _shape_error(annotation.get("segmentation"), images[image])
+    return None
 
 
 def _are_numbers(values: Any, bound: float) -> TypeGuard[list[float]]:
@@ -247,7 +266,7 @@ def _shape_error(shape: Any, image: dict[str, Any]) -> str | None:
         return None if bad is None else f"its polygon is invalid: {excerpt(bad)}"
     if isinstance(shape, dict):
         return _runs_error(shape, image)
-    return "it has no segmentation, and Mask R-CNN needs masks"
+    return "it has no segmentation, and Mask R-CNN needs masks; --detector.masks no uses all boxes, and no masks"
 
 
 def _runs_error(runs: dict[str, Any], image: dict[str, Any]) -> str | None:

@@ -2,7 +2,8 @@
 
 This is ADE20K's layout (ADEChallengeData2016), which most datasets share: an image `a.jpg` has its label map in `a.png`, whose
 pixels are class indices. The first class has the index `first_label`; lower values, and 255 unless it is a class, are ignored.
-A list of classes can define that index itself, in a table with a column Idx; a plain list starts at 0.
+A list of classes can define that index itself, in a table with a column Idx; a plain list starts at 0. If the list has colours
+(`colors`), the pixels of label maps are colours, with or without a palette, and their numbers do not matter.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tailprop.data.broken import Broken
+from tailprop.data.formats.colors import ColorTable, parse_colors
 from tailprop.data.images import decode_image, describe_error, is_image, open_image
 from tailprop.data.splits import hash_parts
 from tailprop.utils.parsing import read_text
@@ -24,7 +26,8 @@ __all__ = ["ADE20K", "IGNORE", "ClassList", "LabelSet", "Labelled", "find_classe
 
 IGNORE: Final = -1  # the label of ignored pixels
 ADE20K: Final = "ade20k"  # name of its 150 classes
-CLASS_FILES: Final = ("objectInfo150.txt", "classes.txt")  # looked for in the root of the dataset
+# Looked for in the root of the dataset; the last three have colours.
+CLASS_FILES: Final = ("objectInfo150.txt", "classes.txt", "label_colors.txt", "class_dict.csv", "labelmap.txt")
 MODES: Final = ("L", "P", "1", "I", "I;16")  # of PNGs with one value for each pixel
 
 Labels = npt.NDArray[np.int16]
@@ -40,10 +43,11 @@ class Labelled:
 
 @dataclass(frozen=True)
 class ClassList:
-    """Class names in the order of their labels, and the label of the first."""
+    """Class names in the order of their labels, and the label of the first, or the colour of each."""
 
     names: tuple[str, ...]
     first_label: int = 0
+    colors: ColorTable | None = None
 
 
 @dataclass
@@ -55,14 +59,18 @@ class LabelSet:
     classes: tuple[str, ...]
     first_label: int
     broken: list[Broken] = field(default_factory=list)
+    colors: ColorTable | None = None
 
     def fingerprint(self) -> str:
         """A hash of the classes, the file names and the file sizes of the label maps; reading 20,000 of them takes minutes."""
         rows = (f"{pair.image.name} {pair.labels.name} {pair.labels.stat().st_size}\n" for pair in self.pairs)
-        return hash_parts(["\n".join((*self.classes, str(self.first_label))), *rows])
+        colors = [] if self.colors is None else [str(self.colors)]
+        return hash_parts(["\n".join((*self.classes, str(self.first_label))), *colors, *rows])
 
 
-def read_labelled(images: Path, labels: Path, classes: Sequence[str], first_label: int) -> LabelSet:
+def read_labelled(
+    images: Path, labels: Path, classes: Sequence[str], first_label: int, colors: ColorTable | None = None
+) -> LabelSet:
     """Match images and label maps by name; neither is opened."""
     for folder, what in ((images, "images"), (labels, "label maps")):
         if not folder.is_dir():
@@ -82,7 +90,7 @@ def read_labelled(images: Path, labels: Path, classes: Sequence[str], first_labe
     if not pairs:
         first = f"; the first: {broken[0]}" if broken else ""
         raise ValueError(f"no image of {images} has a label map in {labels}{first}")
-    return LabelSet(str(images), pairs, tuple(classes), first_label, broken)
+    return LabelSet(str(images), pairs, tuple(classes), first_label, broken, colors)
 
 
 def find_classes(root: Path, given: str | None) -> ClassList:
@@ -110,13 +118,16 @@ def ade20k_classes() -> ClassList:
 
 
 def read_classes(path: Path) -> ClassList:
-    """Read one class name per line, or a table like ADE20K's with labels in a column Idx and names in the last column."""
+    """Read one class name per line, perhaps with its colour, or a table like ADE20K's: labels in a column Idx, names last."""
     if not path.is_file():
         raise ValueError(f"no list of classes {path}")
     try:
-        lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+        text = read_text(path)
     except ValueError as error:
         raise ValueError(f"{error}; a list of classes has one name per line") from None
+    if (coloured := parse_colors(path, text)) is not None:
+        return ClassList(coloured[0], colors=coloured[1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     first_label = 0
     header = lines[0].split("\t") if lines else []
     if len(header) > 1 and header[-1] == "Name":
@@ -141,11 +152,16 @@ def _first_label(path: Path, labels: Sequence[str]) -> int:
     return first
 
 
-def read_labels(path: Path, num_classes: int, first_label: int) -> Labels:
+def read_labels(path: Path, num_classes: int, first_label: int, colors: ColorTable | None = None) -> Labels:
     """A label map as class indices from 0 on and IGNORE, (H, W); raises ValueError for a value that is not a class."""
     with open_image(path) as file:
+        if colors is not None:
+            return colors.indices(np.asarray(decode_image(file, "RGB")), IGNORE)
         if file.mode not in MODES:
-            raise ValueError(f"its mode is {file.mode}, but a label map has one value per pixel")
+            raise ValueError(
+                f"its mode is {file.mode}, but a label map has one value per pixel; for colours, name their table with "
+                "--data.colors"
+            )
         step = _gray_step(file)
         values = np.asarray(file).astype(np.int64) // step
     last = first_label + num_classes - 1
@@ -166,11 +182,13 @@ def _gray_step(file: Image.Image) -> int:
     return {"L;2": 85, "L;4": 17}.get(stored, 1) if isinstance(stored, str) else 1
 
 
-def read_pair(pair: Labelled, num_classes: int, first_label: int) -> tuple[Image.Image, Labels] | Broken:
+def read_pair(
+    pair: Labelled, num_classes: int, first_label: int, colors: ColorTable | None = None
+) -> tuple[Image.Image, Labels] | Broken:
     """The image in RGB and its labels, or which of the two files is broken and why."""
     broken_path = pair.labels
     try:
-        labels = read_labels(pair.labels, num_classes, first_label)
+        labels = read_labels(pair.labels, num_classes, first_label, colors)
         broken_path = pair.image
         image = _read_as_labelled(pair.image, (labels.shape[1], labels.shape[0]))
     except Exception as error:  # decoders raise many kinds of errors on corrupt files

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 
 import tyro
 
+from tailprop.data.formats.coco import Masks
 from tailprop.engine.config import TaskConfig
 from tailprop.engine.settings import setting
 from tailprop.tasks.common.config import SceneDataConfig
@@ -20,8 +21,10 @@ LEVELS: Final = ("0", "1", "2", "3")  # 1/4, 1/8, 1/16, 1/32; torchvision adds a
 
 @dataclass(frozen=True)
 class DetectorConfig:
-    """Mask R-CNN after the backbone; the defaults are those of the literature."""
+    """The detector after the backbone; the defaults are those of the literature."""
 
+    masks: Masks = setting("auto", late=True)
+    """Predict a mask for each object (Mask R-CNN) or boxes alone (Faster R-CNN); auto = as the training annotations have."""
     channels: int = 256
     """Channels of the pyramid and of the heads' convolutions."""
     box_width: int = 1024
@@ -57,7 +60,7 @@ class DetectorConfig:
 
 @dataclass(frozen=True)
 class DetectDataConfig(SceneDataConfig):
-    """Images with boxes and masks, in COCO's format."""
+    """Images with boxes and perhaps masks, in COCO's format."""
 
     source: Literal["coco", "scenes"] = "coco"
     """coco: a dataset in COCO's format; scenes: synthetic shapes, generated into the root if they are missing."""
@@ -107,7 +110,7 @@ class DetectAugmentConfig:
 
 @dataclass(frozen=True)
 class DetectConfig(TaskConfig):
-    """Train Mask R-CNN."""
+    """Train Mask R-CNN, or Faster R-CNN on data without masks."""
 
     task: Literal["detect"] = "detect"
     """Task to train."""

@@ -1,6 +1,6 @@
-"""Images with boxes and masks: settings, augmentation, batches, and a sampler that groups images by aspect ratio.
+"""Images with boxes and perhaps masks: settings, augmentation, batches, and a sampler that groups images by aspect ratio.
 
-Shapes: N objects of an image, H height, W width. Boxes are x1, y1, x2, y2 in pixels.
+Shapes: N objects of an image, H height, W width. Boxes are x1, y1, x2, y2 in pixels. A target has masks if its dataset does.
 """
 
 import random
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tailprop.data.broken import Broken
-from tailprop.data.formats.coco import CocoImage, CocoSet, decode_masks, read_annotated, read_coco
+from tailprop.data.formats.coco import CocoImage, CocoSet, Masks, decode_masks, read_annotated, read_coco
 from tailprop.data.images import describe_error
 from tailprop.data.loader import KeyedDataset, split_broken
 from tailprop.data.resize import fit_within
@@ -62,27 +62,31 @@ def resize(image: Tensor, target: Target, short_px: int, long_px: int) -> tuple[
     if size == (h, w):
         return image, target
     image = F.interpolate(image[None].float(), size, mode="bilinear", align_corners=False)[0]
-    masks = target["masks"].new_zeros(len(target["masks"]), *size)
-    if len(masks) > 0:  # torch cannot interpolate an empty batch
-        masks = F.interpolate(target["masks"][:, None], size, mode="nearest-exact")[:, 0]
-    boxes = target["boxes"] * torch.tensor([size[1] / w, size[0] / h]).repeat(2)
-    return image.round().to(torch.uint8), target | dict(boxes=boxes, masks=masks)
+    target = target | dict(boxes=target["boxes"] * torch.tensor([size[1] / w, size[0] / h]).repeat(2))
+    if (masks := target.get("masks")) is not None:  # torch cannot interpolate an empty batch
+        resized = F.interpolate(masks[:, None], size, mode="nearest-exact")[:, 0] if len(masks) else masks.new_zeros(0, *size)
+        target["masks"] = resized
+    return image.round().to(torch.uint8), target
 
 
 def cut(image: Tensor, target: Target, top: int, left: int, height: int, width: int) -> tuple[Tensor, Target]:
     """Crop an image, and keep the objects that are still visible in it."""
     corner, size = torch.tensor([left, top]).repeat(2), torch.tensor([width, height]).repeat(2)
     boxes = torch.minimum((target["boxes"] - corner).clamp_min(0), size)
-    masks = target["masks"][:, top : top + height, left : left + width]
-    visible = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1) & (masks.flatten(1) > 0).any(1)
+    target = target | dict(boxes=boxes)
+    visible = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1)
+    if "masks" in target:
+        target["masks"] = target["masks"][:, top : top + height, left : left + width]
+        visible &= (target["masks"].flatten(1) > 0).any(1)
     image = image[:, top : top + height, left : left + width]
-    return image, dict(boxes=boxes[visible], masks=masks[visible], labels=target["labels"][visible])
+    return image, {name: values[visible] for name, values in target.items()}
 
 
 def mirror(image: Tensor, target: Target) -> tuple[Tensor, Target]:
     boxes, w = target["boxes"], image.shape[-1]
     boxes = torch.stack([w - boxes[:, 2], boxes[:, 1], w - boxes[:, 0], boxes[:, 3]], dim=1)
-    return image.flip(-1), target | dict(boxes=boxes, masks=target["masks"].flip(-1))
+    masks = {"masks": target["masks"].flip(-1)} if "masks" in target else {}
+    return image.flip(-1), target | dict(boxes=boxes) | masks
 
 
 @dataclass
@@ -90,7 +94,7 @@ class DetectBatch:
     """Images of any size with their objects, and the images that could not be read."""
 
     images: list[Tensor]  # (3, H, W), bytes
-    targets: list[Target]  # boxes (N, 4), labels (N,), masks (N, H, W)
+    targets: list[Target]  # boxes (N, 4), labels (N,), perhaps masks (N, H, W)
     ids: list[int]  # of the images, as in the annotation file
     broken: list[Broken] = field(default_factory=list)
 
@@ -113,9 +117,10 @@ class DetectionDataset(KeyedDataset):
         category_ids: Sequence[int],
         augment: Augment | None = None,
         with_targets: bool = False,
+        with_masks: bool = True,
     ) -> None:
         self.images, self.augment, self.replace_broken = images, augment, augment is not None
-        self.with_targets = with_targets or augment is not None
+        self.with_targets, self.with_masks = with_targets or augment is not None, with_masks
         self.labels = {category: label for label, category in enumerate(category_ids, start=1)}
 
     def __len__(self) -> int:
@@ -140,8 +145,10 @@ class DetectionDataset(KeyedDataset):
         boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).clamp_min(0)
         boxes = torch.minimum(boxes, torch.tensor([entry.width, entry.height], dtype=torch.float32).repeat(2))
         labels = torch.tensor([self.labels[a["category_id"]] for a in objects], dtype=torch.int64)
-        masks = torch.from_numpy(decode_masks(objects, entry.width, entry.height))
-        return dict(boxes=boxes, labels=labels, masks=masks)
+        target = dict(boxes=boxes, labels=labels)
+        if self.with_masks:
+            target["masks"] = torch.from_numpy(decode_masks(objects, entry.width, entry.height))
+        return target
 
 
 def collate(examples: Sequence[list[Example | Broken]]) -> DetectBatch:
@@ -195,10 +202,12 @@ def _group_by_aspect(wide: tuple[bool, ...], size: int, seed: int) -> list[list[
     return batches + [rest[i : i + size] for i in range(0, len(rest) - size + 1, size)]
 
 
-def open_coco(data: DetectDataConfig, split: Literal["train", "validation"], world: World | None = None) -> CocoSet:
+def open_coco(
+    data: DetectDataConfig, split: Literal["train", "validation"], world: World | None = None, masks: Masks = "auto"
+) -> CocoSet:
     """Read a split; missing scenes are generated first."""
     assert data.root is not None  # `check` has verified it
     if data.source == "scenes":
         ensure_scenes(data, world, ensure_coco)
     images, annotations = (data.train_images, data.train_json) if split == "train" else (data.val_images, data.val_json)
-    return read_coco(data.root / annotations, data.root / images)
+    return read_coco(data.root / annotations, data.root / images, masks)

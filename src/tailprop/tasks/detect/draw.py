@@ -46,7 +46,8 @@ def objects_of(entries: Sequence[dict[str, Any]], names: dict[int, str], least_s
 def truth_of(image: CocoImage, names: dict[int, str]) -> list[Drawn]:
     """The annotated objects of an image, sorted so that small ones are drawn on top."""
     objects = sorted(image.objects, key=lambda a: -a["bbox"][2] * a["bbox"][3])
-    masks = decode_masks(objects, image.width, image.height)
+    has_masks = all("segmentation" in a for a in objects)
+    masks = decode_masks(objects, image.width, image.height) if has_masks else [None] * len(objects)
     return [Drawn(a["bbox"], names[a["category_id"]], a["category_id"], m) for a, m in zip(objects, masks, strict=True)]
 
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tailprop.data.formats.coco import LARGEST_ID
+from tailprop.data.formats.coco import LARGEST_ID, Masks
 from tailprop.data.loader import to_device
 from tailprop.engine.run_settings import find_weights, read_metadata, read_settings
 from tailprop.runtime.precision import autocast
@@ -32,7 +32,7 @@ class Detections:
     scores: Tensor  # (N,)
     labels: Tensor  # (N,): indices into the detector's names
     names: tuple[str, ...]  # class name of each object
-    masks: Tensor  # (N, H, W), bool
+    masks: Tensor | None = None  # (N, H, W), bool; None if the detector predicts boxes alone
 
     def __len__(self) -> int:
         return len(self.names)
@@ -65,7 +65,7 @@ class ObjectDetector(Predictor[DetectConfig, Detections]):
 
     @torch.inference_mode()
     def find(self, image: Image.Image, precision: str = "fp32", score: float | None = None) -> dict[str, Tensor]:
-        """The output of torchvision's detector for an RGB image: boxes, labels, scores, masks.
+        """The output of torchvision's detector for an RGB image: boxes, labels, scores, and masks if it has any.
 
         Objects below `score` are dropped before their masks are computed, because every mask has the size of the image.
         """
@@ -85,7 +85,8 @@ class ObjectDetector(Predictor[DetectConfig, Detections]):
         found = {name: value[kept].cpu() for name, value in found.items()}
         labels = found["labels"] - 1  # torchvision's 0 is the background
         names = tuple(self.names[label] for label in labels.tolist())
-        return Detections(found["boxes"].float(), found["scores"].float(), labels, names, found["masks"][:, 0] >= 0.5)
+        masks = found["masks"][:, 0] >= 0.5 if "masks" in found else None
+        return Detections(found["boxes"].float(), found["scores"].float(), labels, names, masks)
 
 
 def load_detector(where: str | Path, short_px: int | None = None, long_px: int | None = None) -> ObjectDetector:
@@ -105,8 +106,20 @@ def load_detector(where: str | Path, short_px: int | None = None, long_px: int |
     ids, names = _category_ids(metadata["category_ids"], weights), tuple(metadata["classes"].split("\n"))
     if len(set(ids)) != len(names):
         raise ValueError(f"{weights} has {len(names)} category names for {len(set(ids))} category ids in its metadata")
+    config = replace(config, detector=replace(config.detector, masks=_masks(metadata, weights)))
     model, _ = create_detector(config.model, len(names), short, long, config.detector)
     return ObjectDetector(load_weights(model, weights, config.model.name), config, names, ids)
+
+
+def _masks(metadata: dict[str, str], weights: Path) -> Masks:
+    """Whether the network has a mask head, as its training data decided; earlier versions always had one."""
+    match metadata.get("masks", "yes"):
+        case "yes":
+            return "yes"
+        case "no":
+            return "no"
+        case other:
+            raise ValueError(f"the metadata of {weights} has masks {excerpt(other)}, not yes or no")
 
 
 def _category_ids(text: str, weights: Path) -> tuple[int, ...]:

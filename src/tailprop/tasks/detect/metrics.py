@@ -12,13 +12,18 @@ from torch import Tensor
 
 from tailprop.data.formats.coco import encode_mask
 
-__all__ = ["METRICS", "score_results", "to_results"]
+__all__ = ["METRICS", "kinds_of", "score_results", "to_results"]
 
 # COCO's metrics in its order: AP over IoU 0.50 to 0.95, at 0.50 and 0.75, by object size; then AR with 1, 10 and 100 objects
 NAMES: Final = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 RECALLS: Final = ("ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large")
 KINDS: Final = {"box": "bbox", "mask": "segm"}
 METRICS: Final = tuple(f"{kind}_{name}" for kind in KINDS for name in (*NAMES, *RECALLS))
+
+
+def kinds_of(has_masks: bool) -> tuple[str, ...]:
+    """What is measured: boxes, and masks where there are any."""
+    return tuple(KINDS) if has_masks else ("box",)
 
 
 def to_results(image_id: int, found: dict[str, Tensor], category_ids: Sequence[int | None]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Mask R-CNN with a feature pyramid on any timm backbone, built on torchvision's detector.
+"""Mask R-CNN, or without masks Faster R-CNN, with a feature pyramid on any timm backbone, built on torchvision's detector.
 
 Shapes: B batch, H height, W width of the padded images, C channels. Each stage's output is normalised before the pyramid, as
 in the detectors of Swin, ConvNeXt and vHeat.
@@ -14,7 +14,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
@@ -105,13 +105,15 @@ class Sizes(GeneralizedRCNNTransform):  # type: ignore[misc]
             return result
         for found, size, own_size in zip(result, sizes, own_sizes, strict=True):
             found["boxes"] = resize_boxes(found["boxes"], size, own_size)
+            if "masks" not in found:
+                continue
             chunks = zip(found["masks"].split(PASTED), found["boxes"].split(PASTED), strict=True)
             found["masks"] = torch.cat([paste_masks_in_image(m, b, own_size) >= 0.5 for m, b in chunks])  # (N, 1, H, W)
         return result
 
 
-class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
-    """torchvision's Mask R-CNN. It resizes images in evaluation; in training they must be resized already.
+class Detector(FasterRCNN):  # type: ignore[misc] # torchvision has no types
+    """torchvision's Mask R-CNN, or Faster R-CNN. It resizes images in evaluation; in training they must be resized already.
 
     Masks are boolean, not probabilities: true where a pixel belongs to the object.
 
@@ -120,6 +122,7 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
         num_classes: Number of object classes, without the background.
         short_px: Shorter side of the images in evaluation.
         long_px: Maximum longer side of the images in evaluation.
+        config: Its settings; with masks unless they say no.
     """
 
     def __init__(self, body: nn.Module, num_classes: int, short_px: int, long_px: int, config: DetectorConfig) -> None:
@@ -140,16 +143,21 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
             box_nms_thresh=config.nms,
             box_detections_per_img=config.detections,
             box_batch_size_per_image=config.box_samples,
-            mask_roi_pool=MultiScaleRoIAlign(list(LEVELS), 14, 2),
-            mask_head=MaskRCNNHeads(c, (c,) * config.mask_layers, 1),
-            mask_predictor=MaskPredictor(c, c, outputs),
         )
+        if config.masks != "no":  # as in torchvision's MaskRCNN
+            self.roi_heads.mask_roi_pool = MultiScaleRoIAlign(list(LEVELS), 14, 2)
+            self.roi_heads.mask_head = MaskRCNNHeads(c, (c,) * config.mask_layers, 1)
+            self.roi_heads.mask_predictor = MaskPredictor(c, c, outputs)
         self.transform = Sizes(short_px, long_px, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
         self.num_classes = num_classes
 
     @property
     def body(self) -> nn.Module:
         return self.backbone.body.model
+
+    @property
+    def has_masks(self) -> bool:
+        return self.roi_heads.has_mask()
 
     def no_weight_decay(self) -> set[str]:
         return no_weight_decay_names(self.body, "backbone.body.model")
@@ -158,10 +166,11 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
         """The training loss of an image, (3, H, W) from 0 to 1, in evaluation mode: its heads sample regions as in training."""
         images, _ = self.transform([image])
         own, (size,) = image.shape[-2:], images.image_sizes
-        masks = (
-            F.interpolate(target["masks"][:, None].float(), size)[:, 0] if len(target["masks"]) else image.new_zeros(0, *size)
-        )
-        resized = {**target, "boxes": resize_boxes(target["boxes"], own, size), "masks": masks.to(torch.uint8)}
+        resized = {**target, "boxes": resize_boxes(target["boxes"], own, size)}
+        if self.has_masks:
+            masks = target["masks"][:, None].float()
+            masks = F.interpolate(masks, size)[:, 0] if len(masks) else image.new_zeros(0, *size)
+            resized["masks"] = masks.to(torch.uint8)
         features = self.backbone(images.tensors)
         try:
             self.rpn.training = self.roi_heads.training = True  # not their parts, and not the backbone
@@ -173,7 +182,8 @@ class Detector(MaskRCNN):  # type: ignore[misc] # torchvision has no types
 
     def output_layers(self) -> list[nn.Module]:
         proposals, heads = self.rpn.head, self.roi_heads
-        return [proposals.cls_logits, proposals.bbox_pred, heads.box_predictor, heads.mask_predictor.mask_fcn_logits]
+        masks = [heads.mask_predictor.mask_fcn_logits] if self.has_masks else []
+        return [proposals.cls_logits, proposals.bbox_pred, heads.box_predictor, *masks]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.body.set_grad_checkpointing(enable)  # type: ignore[operator]
@@ -198,5 +208,6 @@ def detector_macs(detector: Detector, height: int = 800, width: int = 1280) -> i
         maps = shape.backbone(torch.empty(1, 3, height, width, device="meta"))
         shape.rpn.head(list(maps.values()))
         heads.box_predictor(heads.box_head(torch.empty(COUNTED_BOXES, c, 7, 7, device="meta")))
-        heads.mask_predictor(heads.mask_head(torch.empty(COUNTED_MASKS, c, 14, 14, device="meta")))
+        if detector.has_masks:
+            heads.mask_predictor(heads.mask_head(torch.empty(COUNTED_MASKS, c, 14, 14, device="meta")))
     return counter.get_total_flops() // 2

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from tailprop.backbone.cost import count_parameters
 from tailprop.data.broken import Broken
-from tailprop.data.formats.coco import CocoImage, CocoSet, read_annotated
+from tailprop.data.formats.coco import CocoImage, CocoSet, Masks, read_annotated
 from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
 from tailprop.engine.integrity import matches_digest, write_digest
@@ -23,7 +24,7 @@ from tailprop.tasks.common.task import BaseTask, data_summary
 from tailprop.tasks.detect.config import DetectConfig, DetectDataConfig
 from tailprop.tasks.detect.data import AspectRatioSampler, Augment, DetectBatch, DetectionDataset, Target, collate, open_coco
 from tailprop.tasks.detect.draw import draw_objects, objects_of, truth_of
-from tailprop.tasks.detect.metrics import score_results, to_results
+from tailprop.tasks.detect.metrics import kinds_of, score_results, to_results
 from tailprop.tasks.detect.model import Detector, create_detector, detector_macs
 from tailprop.utils.files import write_json
 from tailprop.utils.parsing import parse_json
@@ -42,17 +43,17 @@ class Detection(BaseTask[DetectConfig]):
     def __init__(self, config: DetectConfig, world: World) -> None:
         super().__init__(config, world, config.data.on_broken)
         data = config.data
-        train = open_coco(data, "train", world)
+        train = open_coco(data, "train", world, config.detector.masks)
+        self.masks: Masks = "yes" if train.has_masks else "no"
         self.broken.record(train.broken, shared=True)
-        used = CocoSet(train.name, self._training_images(train), train.categories)
+        used = replace(train, images=self._training_images(train), broken=[])
         self.sets = {"train": used, "validation": used if data.validate_on_train else self._validation_set(train)}
         self.classes, self.category_ids = train.classes, train.category_ids
         self.sampler = self._create_sampler(used.images)
-        dataset = DetectionDataset(used.images, self.category_ids, Augment(config.augment, data.long_px))
+        augment = Augment(config.augment, data.long_px)
+        dataset = DetectionDataset(used.images, self.category_ids, augment, with_masks=used.has_masks)
         self.train_loader = create_loader(dataset, self.sampler, collate, data.workers, world.device)
-        self.eval_loader = eval_loader(
-            self.sets["validation"].images, self.category_ids, data.workers, world, with_targets=True
-        )
+        self.eval_loader = eval_loader(self.sets["validation"], self.category_ids, data.workers, world, with_targets=True)
         self.results: list[dict[str, Any]] | None = None  # of the last evaluation
 
     def _create_sampler(self, images: Sequence[CocoImage]) -> AspectRatioSampler:
@@ -68,14 +69,15 @@ class Detection(BaseTask[DetectConfig]):
         return training_images(train, self.config.data)
 
     def _validation_set(self, train: CocoSet) -> CocoSet:
-        validation = open_coco(self.config.data, "validation", self.world)
+        validation = open_coco(self.config.data, "validation", self.world, self.masks)
         check_categories(train, validation)
         self.broken.record(validation.broken, shared=True)
-        return CocoSet(validation.name, validation.images, train.categories)  # validation may have fewer categories
+        return replace(validation, categories=train.categories, broken=[])  # validation may have fewer categories
 
     def build_model(self, resumed: bool = False) -> nn.Module:
         data, config = self.config.data, self.model_config(resumed)
-        model, report = create_detector(config, len(self.classes), data.short_px, data.long_px, self.config.detector)
+        settings = replace(self.config.detector, masks=self.masks)
+        model, report = create_detector(config, len(self.classes), data.short_px, data.long_px, settings)
         if report is not None and self.world.is_main:
             say_lines(report)
         return model
@@ -114,7 +116,8 @@ class Detection(BaseTask[DetectConfig]):
         }
 
     def data_summary(self) -> str:
-        return data_summary(self.classes, {name: len(part.images) for name, part in self.sets.items()})
+        counted = data_summary(self.classes, {name: len(part.images) for name, part in self.sets.items()})
+        return counted if self.masks == "yes" else f"{counted}; boxes without masks: Faster R-CNN"
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the exported weights."""
@@ -123,14 +126,15 @@ class Detection(BaseTask[DetectConfig]):
             "architecture": self.config.model.name,
             "classes": "\n".join(self.classes),
             "category_ids": json.dumps(self.category_ids),
+            "masks": self.masks,
         }
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         measured_on = "training images" if self.config.data.validate_on_train else "validation"
-        metrics = {"box_ap": "box AP, %", "mask_ap": "mask AP, %"}
+        validation, broken = self.sets["validation"], set(self.broken)
+        metrics = {f"{kind}_ap": f"{kind} AP, %" for kind in kinds_of(validation.has_masks)}
         title = run_title(self.config, folder)
         draw_learning(history, folder / "learning.png", metrics, measured_on, title)
-        validation, broken = self.sets["validation"], set(self.broken)
         drawn = [image for image in validation.images if str(image.path) not in broken][:IMAGES_DRAWN]
         if not self._has_results(folder / RESULTS):
             return
@@ -154,7 +158,8 @@ class Detection(BaseTask[DetectConfig]):
         return True
 
     def summary(self, best: dict[str, float]) -> str:
-        return f"box AP {best['box_ap']:.1f}, mask AP {best['mask_ap']:.1f}{papers_ap(self.config, len(self.classes))}"
+        scores = ", ".join(f"{kind} AP {best[f'{kind}_ap']:.1f}" for kind in kinds_of(self.masks == "yes"))
+        return scores + (papers_ap(self.config, len(self.classes)) if self.masks == "yes" else "")
 
 
 def training_images(train: CocoSet, data: DetectDataConfig) -> list[CocoImage]:
@@ -182,11 +187,11 @@ def check_categories(train: CocoSet, validation: CocoSet) -> None:
 
 
 def eval_loader(
-    images: Sequence[CocoImage], category_ids: Sequence[int], workers: int, world: World, with_targets: bool = False
+    part: CocoSet, category_ids: Sequence[int], workers: int, world: World, with_targets: bool = False
 ) -> DataLoader[Any]:
     """A loader with batches of one image: padding would make a result depend on the other images of the batch."""
-    dataset = DetectionDataset(images, category_ids, with_targets=with_targets)
-    return create_loader(dataset, EvalSampler(len(images), 1, world), collate, workers, world.device)
+    dataset = DetectionDataset(part.images, category_ids, with_targets=with_targets, with_masks=part.has_masks)
+    return create_loader(dataset, EvalSampler(len(part.images), 1, world), collate, workers, world.device)
 
 
 class SampledLoss:
@@ -244,5 +249,6 @@ def score_over_processes(
     ids = {image.id for image in validation.images if str(image.path) not in names}
     if not ids:
         raise ValueError(f"no image of {validation.name} could be read; fix the images or the annotations")
-    scores = score_results(validation.ground_truth(ids), results) if world.is_main else None
+    kinds = kinds_of(validation.has_masks)
+    scores = score_results(validation.ground_truth(ids), results, kinds) if world.is_main else None
     return all_gather(scores)[0]

@@ -13,13 +13,12 @@ from tailprop.data.images import check_no_overwrite, unique_paths
 from tailprop.data.loader import create_loader
 from tailprop.data.samplers import EvalSampler
 from tailprop.runtime.distributed import World, process_group
-from tailprop.tasks.common.options import override
 from tailprop.tasks.common.overlap import count_training_images, describe_overlap
 from tailprop.tasks.common.predictor import progress_bar
 from tailprop.tasks.restore.config import RestoreDataConfig
 from tailprop.tasks.restore.data import WholeImageDataset
 from tailprop.tasks.restore.figures import draw_restored
-from tailprop.tasks.restore.inference import evaluate_restorer
+from tailprop.tasks.restore.inference import evaluate_restorer, in_colour
 from tailprop.tasks.restore.load import ImageRestorer, load_restorer
 from tailprop.tasks.restore.metrics import Restored, Scores, mean_scores
 from tailprop.tasks.restore.options import RestoreEval
@@ -35,7 +34,7 @@ def run(options: RestoreEval) -> None:
     options.check()
     with process_group(options.device, options.threads) as world:
         restorer = load_restorer(options.checkpoint)
-        data = override(restorer.settings.data, options.data)
+        data = options.data.over(restorer.settings.data)
         scores = _evaluate(options, restorer, data, world)
         if world.is_main:
             _print(options, restorer, data, scores)
@@ -55,12 +54,19 @@ def _evaluate(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataCo
             advance(1)
             if image.name in figures:
                 make_folder(figures[image.name].parent)
-                draw_restored([image], figures[image.name])
+                draw_restored([image], figures[image.name], before=data.before)
 
         def restore(degraded: torch.Tensor) -> torch.Tensor:
             return restorer.restore(degraded, options.tile_px, options.shared_px, options.precision)
 
-        return evaluate_restorer(restore, loader, world.device, draw, broken_files.record)
+        return evaluate_restorer(
+            lambda degraded: in_colour(restore, degraded, restorer.in_chans),
+            loader,
+            world.device,
+            draw,
+            broken_files.record,
+            protocol=data.protocol,
+        )
 
 
 def _figure_paths(options: RestoreEval, whole: WholeImageDataset, check: bool) -> dict[str, Path]:
@@ -76,8 +82,8 @@ def _figure_paths(options: RestoreEval, whole: WholeImageDataset, check: bool) -
 
 def _print(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfig, scores: Scores) -> None:
     console = Console()
-    degradation = f"noise, sigma {data.sigma:g}" if data.degradation == "noise" else f"JPEG, quality {data.quality}"
-    table = Table("image", "degraded, dB", "PSNR, dB", "SSIM", *(["PSNR-B, dB"] if data.degradation == "jpeg" else []))
+    degradation = _describe(data)
+    table = Table("image", f"{data.before}, dB", "PSNR, dB", "SSIM", *(["PSNR-B, dB"] if data.degradation == "jpeg" else []))
     for row in scores.rows:
         table.add_row(*_cells(row.name, asdict(row), data.degradation))
     table.add_row(*_cells(f"mean of {len(scores.rows)}", mean_scores(scores), data.degradation), style="bold")
@@ -96,6 +102,17 @@ def _print(options: RestoreEval, restorer: ImageRestorer, data: RestoreDataConfi
         numbers = dict(model=restorer.name, degradation=degradation, tile_px=options.tile_px, overlap_px=options.shared_px)
         rows = [_finite(asdict(row)) for row in scores.rows]
         write_json(options.out, {**numbers, "training_images": overlap, "mean": _finite(mean_scores(scores)), "images": rows})
+
+
+def _describe(data: RestoreDataConfig) -> str:
+    """The degradation as text."""
+    enlarged = f"x{data.scale} on luma without {data.protocol.border_px} px of border"
+    return {
+        "noise": f"noise, sigma {data.sigma:g}",
+        "jpeg": f"JPEG, quality {data.quality}",
+        "downscale": f"bicubic, {enlarged}",
+        "pairs": "pairs" if data.scale == 1 else f"pairs, {enlarged}",
+    }[data.degradation]
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,33 +8,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailprop.tasks.common.look import COLORS, look, new_figure, plain, save_figure, set_title
-from tailprop.tasks.restore.metrics import Restored, psnr
+from tailprop.tasks.restore.metrics import Restored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["draw_restored", "richest_detail"]
 
-HEADINGS = ("degraded", "restored", "clean")
+HEADINGS = ("restored", "clean")
 DETAIL = 5  # the detail is this part of the image, in each direction
 Pixels = NDArray[np.uint8]
 
 
 @look()
-def draw_restored(images: Sequence[Restored], path: Path, most_px: int = 256, title: str = "") -> None:
+def draw_restored(
+    images: Sequence[Restored], path: Path, most_px: int = 256, title: str = "", before: str = "degraded"
+) -> None:
     """Draw degraded, restored and clean side by side, one row per image, and the same detail of each.
 
-    Large images are cropped, but PSNR is of the whole.
+    Large images are cropped, but PSNR is of the whole. `before` is the heading of the degraded images.
     """
+    headings = (before, *HEADINGS)
     figure = new_figure(12.0, 0.6 + 2.25 * len(images))
     for number, (row, item) in enumerate(zip(figure.subplots(len(images), 6, squeeze=False), images, strict=True)):
         versions = [_middle(image, most_px) for image in (item.degraded, item.restored, item.clean)]
-        decibels = (f"{item.degraded_psnr:.2f} dB", f"{psnr(item.restored, item.clean):.2f} dB", plain(_short(item.name)))
+        decibels = (f"{item.degraded_psnr:.2f} dB", f"{item.psnr:.2f} dB", plain(_short(item.name)))
         part = richest_detail(versions[2])
         for place, (image, text) in enumerate(zip(versions, decibels, strict=True)):
-            _show(row[place], image, f"{HEADINGS[place]}\n{text}" if number == 0 else text)
+            _show(row[place], image, f"{headings[place]}\n{text}" if number == 0 else text)
             _frame(row[place], part)
-            _show(row[3 + place], image[part], f"{HEADINGS[place]}\ndetail" if number == 0 else "")
+            _show(row[3 + place], image[part], f"{headings[place]}\ndetail" if number == 0 else "")
     if title:
         set_title(figure, title)
     save_figure(figure, path)

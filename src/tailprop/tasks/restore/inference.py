@@ -1,6 +1,6 @@
 """Restore images as a whole or in tiles, and evaluate PSNR, SSIM and PSNR-B in SwinIR's protocol.
 
-Shapes: B batch, C channels, H, W; float32 with white at 1.
+Shapes: B batch, C channels, H, W; float32 with white at 1; s the scale of super-resolution, else 1.
 """
 
 import math
@@ -12,20 +12,29 @@ from torch import Tensor, nn
 
 from tailprop.data.broken import Broken
 from tailprop.data.loader import to_device
+from tailprop.data.raster import Pixels
 from tailprop.runtime.distributed import all_gather
 from tailprop.tasks.restore.data import Pair
-from tailprop.tasks.restore.metrics import Restored, Score, Scores, measure, to_bytes
+from tailprop.tasks.restore.metrics import Protocol, Restored, Score, Scores, measure, to_bytes
 from tailprop.utils.validation import check_at_least
 
-__all__ = ["check_tiles", "evaluate_restorer", "restore_tiled", "restore_whole", "shared_px"]
+__all__ = ["check_tiles", "evaluate_restorer", "in_colour", "restore_tiled", "restore_whole", "shared_px"]
 
 _JPEG_BLOCK = 8  # pixels
+WHOLE = Protocol()
 
 
 @torch.inference_mode()
 def restore_whole(model: nn.Module, degraded: Tensor) -> Tensor:
-    """Restore images as a whole, (B, C, H, W) -> the same shape."""
+    """Restore images as a whole, (B, C, H, W) -> (B, C, sH, sW)."""
     return model(degraded).float()
+
+
+def in_colour(restore: Callable[[Tensor], Tensor], degraded: Tensor, in_chans: int) -> Tensor:
+    """Restore an image, and a gray one by a colour network: as three equal channels, whose results are averaged."""
+    if degraded.shape[1] == in_chans:
+        return restore(degraded)
+    return restore(degraded.expand(-1, in_chans, -1, -1)).mean(1, keepdim=True)
 
 
 def check_tiles(tile_px: int | None, overlap_px: int | None) -> None:
@@ -51,8 +60,9 @@ def restore_tiled(
     tile_px: int,
     overlap_px: int,
     tick: Callable[[float], object] = lambda _share: None,
+    scale: int = 1,
 ) -> Tensor:
-    """Restore images in overlapping tiles that are blended across the overlap, (B, C, H, W) -> the same shape.
+    """Restore images in overlapping tiles that are blended across the overlap, (B, C, H, W) -> (B, C, sH, sW).
 
     A tile does not see distant pixels, so a network with a global receptive field loses some quality; docs/restoration.md
     reports how much. `tick` is called after each tile with its share of the work.
@@ -61,11 +71,16 @@ def restore_tiled(
     h, w = degraded.shape[-2:]
     grid = math.lcm(_JPEG_BLOCK, int(getattr(model, "grid_px", 1)))
     down, across = _tiles(h, tile_px, overlap_px, grid), _tiles(w, tile_px, overlap_px, grid)
-    total = torch.zeros_like(degraded, dtype=torch.float32)
-    weights = torch.zeros(h, w, device=degraded.device)
+    total = degraded.new_zeros(*degraded.shape[:2], scale * h, scale * w, dtype=torch.float32)
+    weights = torch.zeros(scale * h, scale * w, device=degraded.device)
     for rows, columns in ((rows, columns) for rows in down for columns in across):
-        fade = _ramp(rows, h, overlap_px, degraded)[:, None] * _ramp(columns, w, overlap_px, degraded)  # (h, w) of the tile
-        total[..., rows, columns] += fade * model(degraded[..., rows, columns]).float()
+        restored = model(degraded[..., rows, columns]).float()
+        rows, columns = (slice(scale * part.start, scale * part.stop) for part in (rows, columns))
+        vertical, horizontal = (
+            _ramp(part, scale * length, scale * overlap_px, degraded) for part, length in ((rows, h), (columns, w))
+        )
+        fade = vertical[:, None] * horizontal  # (h, w) of the tile
+        total[..., rows, columns] += fade * restored
         weights[rows, columns] += fade
         tick(1 / (len(down) * len(across)))
     return total / weights
@@ -101,15 +116,17 @@ def evaluate_restorer(
     on_restored: Callable[[Restored], object] = lambda _restored: None,
     record: Callable[[Sequence[Broken]], object] = lambda _broken: None,
     on_values: Callable[[Tensor, Tensor], object] = lambda _restored, _clean: None,
+    protocol: Protocol = WHOLE,
 ) -> Scores:
     """The scores of every image over all processes.
 
     Args:
-        restore: Restores a degraded image, (1, C, H, W).
+        restore: Restores a degraded image, (1, C, H, W) -> (1, C, sH, sW).
         pairs: This process's share of the images.
         on_restored: Called with each restored image.
         record: Called with each image that cannot be read; it may raise.
-        on_values: Called with each restored image and the clean one, (C, H, W), neither clipped nor rounded.
+        on_values: Called with each restored image and the clean one, (C, sH, sW), neither clipped nor rounded.
+        protocol: The part of the images that is compared.
     """
     rows: list[Score] = []
     broken: list[Broken] = []
@@ -120,10 +137,10 @@ def evaluate_restorer(
             continue
         restored = restore(to_device(pair.degraded[None], device))[0].cpu()
         on_values(restored, pair.clean)
-        degraded, clean = to_bytes(pair.degraded), to_bytes(pair.clean)
-        image = Restored(pair.name, degraded, to_bytes(restored), clean, _exact_psnr(pair))
-        rows.append(_score(image))
-        on_restored(image)
+        degraded, clean = to_bytes(pair.degraded if pair.enlarged is None else pair.enlarged), to_bytes(pair.clean)
+        row = _score(pair, degraded, to_bytes(restored), clean, protocol)
+        rows.append(row)
+        on_restored(Restored(pair.name, degraded, to_bytes(restored), clean, row.degraded_psnr, row.psnr))
     all_rows = sorted((row for share in all_gather(rows) for row in share), key=lambda row: row.name)
     all_broken = tuple(b for share in all_gather(broken) for b in share)
     if not all_rows:
@@ -132,12 +149,13 @@ def evaluate_restorer(
     return Scores(tuple(all_rows), all_broken)
 
 
-def _score(image: Restored) -> Score:
+def _score(pair: Pair, degraded: Pixels, restored: Pixels, clean: Pixels, protocol: Protocol) -> Score:
+    degraded, restored, clean = (protocol.part(image) for image in (degraded, restored, clean))
     try:
-        after, before = measure(image.restored, image.clean), measure(image.degraded, image.clean)
+        after, before = measure(restored, clean), measure(degraded, clean)
     except ValueError as error:
-        raise ValueError(f"{image.name}: {error}") from None
-    return Score(image.name, *after, image.degraded_psnr, *before[1:])
+        raise ValueError(f"{pair.name}: {error}") from None
+    return Score(pair.name, *after, before[0] if pair.enlarged is not None else _exact_psnr(pair), *before[1:])
 
 
 def _exact_psnr(pair: Pair) -> float:

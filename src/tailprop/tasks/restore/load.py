@@ -16,9 +16,10 @@ from tailprop.engine.run_settings import find_weights, read_settings
 from tailprop.runtime.precision import autocast
 from tailprop.tasks.common.models import check_finite, for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, check_unit_range, to_array
+from tailprop.tasks.restore.bicubic import enlarge
 from tailprop.tasks.restore.config import RestoreConfig
 from tailprop.tasks.restore.degrade import to_unit
-from tailprop.tasks.restore.inference import check_tiles, restore_tiled, restore_whole, shared_px
+from tailprop.tasks.restore.inference import check_tiles, in_colour, restore_tiled, restore_whole, shared_px
 from tailprop.tasks.restore.task import build_restorer
 
 __all__ = ["ImageRestorer", "load_restorer"]
@@ -37,6 +38,11 @@ class ImageRestorer(Predictor[RestoreConfig, Pixels]):
         return self.settings.model.in_chans
 
     @property
+    def scale(self) -> int:
+        """How many times larger the restored image is."""
+        return self.settings.data.scale
+
+    @property
     def paper(self) -> str:
         """The paper's PSNR for this network and its test set, as text."""
         number = self.settings.paper_psnr.get(self.name)
@@ -44,6 +50,8 @@ class ImageRestorer(Predictor[RestoreConfig, Pixels]):
 
     def predict(self, images: Any, precision: str = "fp32", tile_px: int | None = None) -> Any:
         """The restored image, an array (H, W, C) with the bit depth and channels of the input, or a list of them for a list.
+
+        Super-resolution returns an image that is larger by the scale.
 
         With `tile_px` the image is restored in tiles of that side, which takes less memory.
         """
@@ -63,14 +71,14 @@ class ImageRestorer(Predictor[RestoreConfig, Pixels]):
         overlap_px: int = 32,
         precision: str = "fp32",
         tick: Callable[[float], object] = lambda _share: None,
-    ) -> Tensor:  # (B, in_chans, H, W) -> the same
+    ) -> Tensor:  # (B, in_chans, H, W) -> (B, in_chans, sH, sW)
         """Restore images as a whole or in tiles; `tick` is called after each tile with its share of the work."""
         with autocast(degraded.device, precision):
             if tile_px is None or tile_px >= max(degraded.shape[-2:]):
                 restored = restore_whole(self.model, degraded)
                 tick(1.0)
             else:
-                restored = restore_tiled(self.model, degraded, tile_px, overlap_px, tick)
+                restored = restore_tiled(self.model, degraded, tile_px, overlap_px, tick, self.scale)
         check_finite(restored)
         return restored
 
@@ -82,7 +90,7 @@ class ImageRestorer(Predictor[RestoreConfig, Pixels]):
         precision: str = "fp32",
         tick: Callable[[float], object] = lambda _share: None,
     ) -> Pixels:
-        """Restore an image, (H, W, C), and keep its bit depth, channels and transparency.
+        """Restore an image, (H, W, C) -> (sH, sW, C), and keep its bit depth, channels and transparency.
 
         A gray network restores each channel of a colour image separately. A colour network runs on a gray image as three equal
         channels, and the result is their mean. `tick` is called after each tile with its share of the work.
@@ -97,12 +105,11 @@ class ImageRestorer(Predictor[RestoreConfig, Pixels]):
 
         if self.in_chans == 1:
             restored = torch.cat([restore(channel[None, None])[0] for channel in degraded])
-        elif colours == 1:
-            restored = restore(degraded.expand(3, -1, -1)[None])[0].mean(0, keepdim=True)
         else:
-            restored = restore(degraded[None])[0]
+            restored = in_colour(restore, degraded[None], self.in_chans)[0]
         values = (restored.clamp(0, 1) * peak(pixels)).round().cpu().numpy().astype(pixels.dtype)
-        return np.concatenate([np.moveaxis(values, 0, -1), pixels[..., colours:]], axis=2)
+        alpha = pixels[..., colours:]
+        return np.concatenate([np.moveaxis(values, 0, -1), enlarge(alpha, self.scale) if self.scale > 1 else alpha], axis=2)
 
 
 def _to_pixels(image: ImageInput) -> Pixels:
@@ -128,5 +135,5 @@ def load_restorer(where: str | Path) -> ImageRestorer:
     weights = find_weights(where)
     config = read_settings(where, RestoreConfig)
     config = replace(config, model=for_loading(config.model))
-    model = build_restorer(config.model, report=False)
+    model = build_restorer(config.model, config.data.scale, report=False)
     return ImageRestorer(load_weights(model, weights, config.model.name), config, ())

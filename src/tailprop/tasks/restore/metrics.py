@@ -1,6 +1,6 @@
 """PSNR, SSIM and PSNR-B between restored and clean 8-bit images, as in SwinIR.
 
-Shapes: uint8 arrays (H, W, C). No border is cropped.
+Shapes: uint8 arrays (H, W, C); luma is float, because SwinIR does not round it.
 """
 
 from dataclasses import dataclass, fields
@@ -11,13 +11,27 @@ import numpy.typing as npt
 from torch import Tensor
 
 from tailprop.data.broken import Broken
+from tailprop.data.raster import STUDIO_LUMA
 
-__all__ = ["Restored", "Score", "Scores", "mean_scores", "psnr", "psnr_b", "ssim", "to_bytes"]
+__all__ = ["Protocol", "Restored", "Score", "Scores", "mean_scores", "psnr", "psnr_b", "ssim", "to_bytes"]
 
 _BLOCK: Final = 8  # side of a JPEG block
 SSIM_LEAST_PX: Final = 11  # side of its window
 
 Pixels8 = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is compared: all of the image and its channels, or, as for super-resolution, the luma without a border."""
+
+    border_px: int = 0
+    on_luma: bool = False  # Y of YCbCr in studio range; a gray image is its luma
+
+    def part(self, image: Pixels8) -> npt.NDArray[Any]:
+        h, w, channels = image.shape
+        inner = image[self.border_px : h - self.border_px, self.border_px : w - self.border_px]
+        return inner / 255 @ np.array(STUDIO_LUMA)[:, None] + 16 if self.on_luma and channels == 3 else inner
 
 
 @dataclass(frozen=True)
@@ -28,15 +42,16 @@ class Restored:
     degraded: Pixels8
     restored: Pixels8
     clean: Pixels8
-    degraded_psnr: float  # dB, of the network's input, which is not rounded to 8 bits
+    degraded_psnr: float  # dB, of the network's input, which is not rounded to 8 bits; of the enlarged one if it is smaller
+    psnr: float  # dB, of the restored image
 
 
-def psnr(restored: Pixels8, clean: Pixels8) -> float:
+def psnr(restored: npt.NDArray[Any], clean: npt.NDArray[Any]) -> float:
     """Peak signal-to-noise ratio in dB; infinite for equal images."""
     return _decibels(_mean_square(restored, clean))
 
 
-def ssim(restored: Pixels8, clean: Pixels8) -> float:
+def ssim(restored: npt.NDArray[Any], clean: npt.NDArray[Any]) -> float:
     """Structural similarity with Wang's window (11 x 11, sigma 1.5), averaged over channels, by scikit-image."""
     from skimage.metrics import structural_similarity
 
@@ -46,7 +61,7 @@ def ssim(restored: Pixels8, clean: Pixels8) -> float:
     return float(structural_similarity(restored, clean, channel_axis=-1, **settings))
 
 
-def psnr_b(restored: Pixels8, clean: Pixels8) -> float:
+def psnr_b(restored: npt.NDArray[Any], clean: npt.NDArray[Any]) -> float:
     """PSNR with a penalty for remaining JPEG block edges (Yim & Bovik 2011), averaged over channels."""
     channels = [
         _decibels(_mean_square(a, b) + _blocking(a.astype(np.float64)))
@@ -101,7 +116,7 @@ class Scores:
         return float(np.mean([getattr(row, name) for row in self.rows]))
 
 
-def measure(image: Pixels8, clean: Pixels8) -> tuple[float, float, float]:
+def measure(image: npt.NDArray[Any], clean: npt.NDArray[Any]) -> tuple[float, float, float]:
     return psnr(image, clean), ssim(image, clean), psnr_b(image, clean)
 
 

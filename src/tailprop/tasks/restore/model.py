@@ -1,10 +1,13 @@
 """Networks that restore images: SwinIR's body with a choice of mixers, and DnCNN.
 
-Shapes: B batch, H height, W width, C channels. Inputs and outputs are images of any size, (B, in_chans, H, W), with values
-around [0, 1]; inside the body maps are channels-last, (B, H, W, C), as in `backbone`.
+Shapes: B batch, H height, W width, C channels, p the side of a patch, s the scale of super-resolution, else 1. Inputs and
+outputs are images of any size, (B, in_chans, H, W), with values around [0, 1]; inside the body maps are channels-last,
+(B, H, W, C), as in `backbone`.
 
 The body (SwinIR, Liang et al. 2021): a 3x3 convolution, residual groups of layers that each end in a convolution, a long
 skip connection over all groups, an output convolution. Its output is added to the input: the network learns the degradation.
+For super-resolution the output convolution has s^2 values for each pixel, which become a square of pixels (the pixel shuffle of
+SwinIR's lightweight networks), and the input is enlarged bicubically; SwinIR adds nothing.
 """
 
 import inspect
@@ -84,6 +87,7 @@ class TailPropIR(nn.Module):
         patch_px: Squares of this side become channels of one position (pixel unshuffle), and the output is shuffled back. 1 is
             SwinIR; 2 needs a quarter of the compute, and the light sizes use it to be trainable on a CPU.
         embedding_px: Side of the frequency embedding that all heat or wave layers share, and of the filter of each gfnet layer.
+        upscale: Scale s of super-resolution; 1 restores at the size of the input.
     """
 
     mean: Tensor
@@ -102,6 +106,7 @@ class TailPropIR(nn.Module):
         img_range: float = 1.0,
         patch_px: int = 1,
         embedding_px: int = 128,
+        upscale: int = 1,
     ) -> None:
         super().__init__()
         check_choice("mixer", mixer, (*MIXERS, WINDOW))
@@ -109,9 +114,10 @@ class TailPropIR(nn.Module):
         for name, value in (("num_heads", num_heads), ("window_px", window_px), ("patch_px", patch_px)):
             check_at_least(name, value, 1)
         check_at_least("embedding_px", embedding_px, 1)
+        check_at_least("upscale", upscale, 1)
         if mixer == WINDOW and dim % num_heads:
             raise ValueError(f"dim must be a multiple of the {num_heads} heads, got {dim}")
-        self.in_chans, self.img_range, self.patch_px = in_chans, img_range, patch_px
+        self.in_chans, self.img_range, self.patch_px, self.upscale = in_chans, img_range, patch_px, upscale
         self.window_px = window_px if mixer == WINDOW else 1
         mean = RGB_MEAN if in_chans == 3 else (0.0,) * in_chans
         self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
@@ -133,7 +139,7 @@ class TailPropIR(nn.Module):
         self.freq_embed = nn.Parameter(torch.empty(embedding_px, embedding_px, dim)) if embeds else None
         self.norm = nn.LayerNorm(dim)
         self.conv_body = nn.Conv2d(dim, dim, 3, padding=1)
-        self.conv_out = nn.Conv2d(dim, in_chans * patch_px**2, 3, padding=1)
+        self.conv_out = nn.Conv2d(dim, in_chans * (patch_px * upscale) ** 2, 3, padding=1)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -154,12 +160,12 @@ class TailPropIR(nn.Module):
             assert isinstance(group, ResidualGroup)
             group.grad_checkpointing = enable
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, in_chans, H, W) -> the same
-        h, w = x.shape[-2:]
+    def forward(self, x: Tensor) -> Tensor:  # (B, in_chans, H, W) -> (B, in_chans, sH, sW)
+        h, w = (self.upscale * side for side in x.shape[-2:])
         padded = _pad_to_multiple((x - self.mean) * self.img_range, self.grid_px)
         patches = F.pixel_unshuffle(padded, self.patch_px)  # (B, in_chans p^2, H/p, W/p)
-        residual = F.pixel_shuffle(self.conv_out(to_nchw(self._body(patches))), self.patch_px)
-        return x + residual[..., :h, :w] / self.img_range
+        residual = F.pixel_shuffle(self.conv_out(to_nchw(self._body(patches))), self.patch_px * self.upscale)
+        return _enlarge(x, self.upscale) + residual[..., :h, :w] / self.img_range
 
     def _body(self, patches: Tensor) -> Tensor:
         shallow = to_nhwc(self.conv_in(patches))  # (B, H/p, W/p, C)
@@ -199,6 +205,13 @@ class DnCNN(nn.Module):
         for layer in self.layers:
             y = checkpoint(layer, y) if self.grad_checkpointing else layer(y)
         return x - self.conv_out(y)
+
+
+def _enlarge(x: Tensor, scale: int) -> Tensor:
+    """Bicubic; with antialias, which changes nothing in a larger image but the kernel: a = -0.5 as in MATLAB, not -0.75."""
+    if scale == 1:
+        return x
+    return F.interpolate(x, scale_factor=scale, mode="bicubic", antialias=True)
 
 
 def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
@@ -247,6 +260,8 @@ def create_restorer(name: str, in_chans: int = 1, **settings: Any) -> nn.Module:
     check_choice("restoration model", name, tuple(RESTORERS))
     kind = DnCNN if name == "dncnn" else TailPropIR
     if kind is DnCNN:  # a recipe may be used for both, so settings of SwinIR's body are ignored
+        if settings.get("upscale", 1) != 1:
+            raise ValueError(f"{name} restores at the size of its input; choose another network for super-resolution")
         known, body = (inspect.signature(cls).parameters for cls in (DnCNN, TailPropIR))
         settings = {key: value for key, value in settings.items() if key in known or key not in body}
     try:

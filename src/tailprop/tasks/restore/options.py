@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 from tailprop.data.raster import Pixels
 from tailprop.engine.settings import setting
-from tailprop.tasks.common.options import EvalOptions, PredictOptions
+from tailprop.tasks.common.options import EvalOptions, PredictOptions, override
+from tailprop.tasks.restore.config import RestoreDataConfig
 from tailprop.utils.validation import check_at_least, check_choice, check_output_folder
 
 __all__ = ["TILE_PX", "BenchRestore", "RestoreDataChoice", "RestoreEval", "RestorePredict"]
@@ -21,14 +22,20 @@ class RestoreDataChoice:
 
     test: Path | None = None
     """Folder of clean test images."""
-    degradation: Literal["noise", "jpeg"] | None = setting(None, aliases=("damage",))
-    """Gaussian noise, or JPEG compression."""
+    test_degraded: Path | None = None
+    """For pairs: the folder of degraded test images."""
+    degradation: Literal["noise", "jpeg", "downscale", "pairs"] | None = setting(None, aliases=("damage",))
+    """Gaussian noise, JPEG compression, bicubic downscaling, or pairs of given images."""
     sigma: float | None = None
     """Standard deviation of the noise, where white is 255."""
     quality: int | None = None
     """Quality of the JPEG encoder."""
     on_broken: Literal["skip", "stop"] | None = None
     """For a corrupt image: skip and count it, or stop."""
+
+    def over(self, data: RestoreDataConfig) -> RestoreDataConfig:
+        """The run's settings with these; its ranges are for training."""
+        return override(data, self, sigma_range=None, quality_range=None)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _restore_all(options: RestorePredict, restorer: ImageRestorer, paths: Sequen
             restored = restorer.restore_pixels(pixels, tile, overlap, options.precision, advance)
             write_pixels(target, restored, read_profile(path))
             how = "whole" if tile is None else f"in tiles of {tile} px"
-            print_line(Console(), f"{path} -> {target} ({pixels.shape[1]}x{pixels.shape[0]}, {how})")
+            print_line(Console(), f"{path} -> {target} ({restored.shape[1]}x{restored.shape[0]}, {how})")
 
 
 def _targets(paths: Sequence[Path], out: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summ
 from tailprop.tasks.restore.config import RestoreConfig
 from tailprop.tasks.restore.data import CropDataset, PairBatch, WholeImageDataset, collate_pairs
 from tailprop.tasks.restore.figures import draw_restored
-from tailprop.tasks.restore.inference import evaluate_restorer, restore_whole
+from tailprop.tasks.restore.inference import evaluate_restorer, in_colour, restore_whole
 from tailprop.tasks.restore.metrics import Restored, Scores
 from tailprop.tasks.restore.model import create_restorer
 from tailprop.utils.text import say_lines
@@ -42,13 +42,15 @@ class Restoration(BaseTask[RestoreConfig]):
         crops = CropDataset(self.paths["train"], data, channels)
         self.train_loader = create_loader(crops, self.sampler, collate_pairs, data.workers, world.device)
         whole = WholeImageDataset(self.paths["test"], data, channels)
+        self.partners = {"train": list(crops.partners.values()), "test": list(whole.partners.values())}
         eval_sampler = EvalSampler(len(whole), 1, world)  # one at a time: sizes differ
         self.eval_loader = create_loader(whole, eval_sampler, take_one, min(1, data.workers), world.device)
         self.broken.record(whole.find_broken(), shared=True)  # fail now, not after the first epoch
         self.drawn: list[Restored] = []
 
     def build_model(self, resumed: bool = False) -> nn.Module:
-        return build_restorer(self.model_config(resumed), report=self.world.is_main and not resumed)
+        report = self.world.is_main and not resumed
+        return build_restorer(self.model_config(resumed), self.config.data.scale, report)
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Tensor:
         self.check_batch(batch)
@@ -62,18 +64,22 @@ class Restoration(BaseTask[RestoreConfig]):
         def add_loss(restored: Tensor, clean: Tensor) -> None:
             losses.add_(torch.tensor([float(charbonnier(restored, clean, self.config.loss_eps)), 1.0]))
 
+        def restore(degraded: Tensor) -> Tensor:
+            return in_colour(lambda x: restore_whole(model, x), degraded, self.config.model.in_chans)
+
+        protocol = self.config.data.protocol
         scores = evaluate_restorer(
-            lambda x: restore_whole(model, x), self.eval_loader, self.world.device, self._keep, self.broken.record, add_loss
+            restore, self.eval_loader, self.world.device, self._keep, self.broken.record, add_loss, protocol
         )
         total, count = all_reduce_sum(losses, self.world.device).tolist()
         return self._metrics(scores) | {"val_loss": total / count}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """The entries of this task in the manifest."""
-        side = self.config.data.crop_px
+        side = self.config.data.crop_px // self.config.data.scale
         return {
             "examples": {name: len(paths) for name, paths in self.paths.items()},
-            "split_hash": {name: _hash(paths) for name, paths in self.paths.items()},
+            "split_hash": {name: _hash([*paths, *self.partners[name]]) for name, paths in self.paths.items()},
             "parameters": count_parameters(model),
             "macs": count_macs(model.eval(), side, side),
         }
@@ -89,7 +95,7 @@ class Restoration(BaseTask[RestoreConfig]):
         title = run_title(self.config, folder)
         draw_learning(history, folder / "learning.png", {"psnr": "PSNR, dB"}, "test", title)
         if self.drawn:
-            draw_restored(self.drawn, folder / "restored.png", title=title)
+            draw_restored(self.drawn, folder / "restored.png", title=title, before=self.config.data.before)
 
     def summary(self, best: dict[str, float]) -> str:
         number = self.config.paper_psnr.get(self.config.model.name)
@@ -111,9 +117,10 @@ def charbonnier(restored: Tensor, clean: Tensor, eps: float = 1e-3) -> Tensor:
     return torch.sqrt((restored.float() - clean).square() + eps**2).mean()
 
 
-def build_restorer(config: ModelConfig, report: bool = True) -> nn.Module:
+def build_restorer(config: ModelConfig, scale: int = 1, report: bool = True) -> nn.Module:
     """Create the network with random weights or those of a checkpoint."""
-    model = create_restorer(config.name, config.in_chans, **model_arguments(config))
+    given = model_arguments(config) | ({"upscale": scale} if scale > 1 else {})
+    model = create_restorer(config.name, config.in_chans, **given)
     if config.init is not None:
         loaded = warm_start(model, find_weights(config.init))
         if report:

@@ -64,6 +64,9 @@ class SegmentDataConfig(SceneDataConfig):
     first_label: int | None = None
     """Value of the first class in the label maps; lower values are ignored, and so is 255 if it is not a class. None = as in
     the class list: 1 for ADE20K, 0 for a plain list."""
+    colors: str | None = setting(None, local=True, late=True)
+    """File with a class and its colour in each line, for label maps in colours or with a palette: "64 128 64 animal",
+    "animal,64,128,64" or "animal:64,128,64::"; none = as the class list, which may have colours itself."""
     short_px: int = 512
     """Shorter side the images are resized to."""
     long_px: int = 2048
@@ -73,6 +76,10 @@ class SegmentDataConfig(SceneDataConfig):
         super().check()
         if self.first_label is not None:
             check_between("data.first_label", self.first_label, 0, 255)
+            if self.colors is not None:
+                raise ValueError(
+                    "data.first_label is for label maps of numbers, data.colors for colours; leave out one of them"
+                )
 
 
 @dataclass(frozen=True)

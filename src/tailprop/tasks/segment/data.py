@@ -6,6 +6,7 @@ Shapes: H height, W width. Images are uint8, (3, H, W); labels are (H, W), IGNOR
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from tailprop.data.broken import Broken
-from tailprop.data.formats.label_maps import IGNORE, Labelled, LabelSet, find_classes, read_labelled, read_pair
+from tailprop.data.formats.label_maps import IGNORE, ClassList, Labelled, LabelSet, find_classes, read_labelled, read_pair
 from tailprop.data.loader import KeyedDataset, split_broken
 from tailprop.data.resize import fit_within
 from tailprop.data.samplers import SampleKey
@@ -26,6 +27,7 @@ from tailprop.runtime.rng import seeded
 from tailprop.tasks.common.predictor import to_tensor
 from tailprop.tasks.common.scenes import ensure_scenes
 from tailprop.tasks.segment.config import SegmentAugmentConfig, SegmentDataConfig
+from tailprop.utils.text import listed
 
 __all__ = ["Augment", "SegmentBatch", "SegmentationDataset", "collate", "open_labelled"]
 
@@ -148,7 +150,7 @@ class SegmentationDataset(KeyedDataset):
 
     def read_example(self, index: int, key: SampleKey) -> Example | Broken:
         pair: Labelled = self.part.pairs[index]
-        read = read_pair(pair, len(self.part.classes), self.part.first_label)
+        read = read_pair(pair, len(self.part.classes), self.part.first_label, self.part.colors)
         if isinstance(read, Broken):
             return read
         image, labels = to_tensor(read[0]), torch.from_numpy(read[1])
@@ -180,6 +182,18 @@ def open_labelled(data: SegmentDataConfig, split: Literal["train", "validation"]
     if not data.root.is_dir():
         raise ValueError(f"no folder {data.root}; set --data.root to the folder with the images and label maps")
     images, labels = (data.train_images, data.train_labels) if split == "train" else (data.val_images, data.val_labels)
-    classes = find_classes(data.root, data.classes)
+    classes = _class_list(data, data.root)
     first_label = classes.first_label if data.first_label is None else data.first_label
-    return read_labelled(data.root / images, data.root / labels, classes.names, first_label)
+    return read_labelled(data.root / images, data.root / labels, classes.names, first_label, classes.colors)
+
+
+def _class_list(data: SegmentDataConfig, root: Path) -> ClassList:
+    """The classes with their labels, or with their colours if these are asked for."""
+    if data.colors is None:
+        return find_classes(root, data.classes)
+    coloured = find_classes(root, data.colors)
+    if coloured.colors is None:
+        raise ValueError(f"{data.colors} has no colour in its first line; write the lines of data.colors as 64 128 64 animal")
+    if data.classes is not None and (names := find_classes(root, data.classes).names) != coloured.names:
+        raise ValueError(f"data.classes has {listed(names)}, but data.colors {listed(coloured.names)}; leave out data.classes")
+    return coloured

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
+from tailprop.data.formats.colors import ColorTable
 from tailprop.data.formats.label_maps import IGNORE
 from tailprop.data.images import open_image, save_image
 from tailprop.tasks.common.fonts import drawable, load_font
@@ -19,6 +20,7 @@ TINT: Final = 0.6  # opacity of a class's colour
 LEAST_LINED_PX: Final = 64  # smaller side of an image whose classes are separated by lines
 LEAST_SHARE: Final = 5e-4  # of a class in a legend; less would be 0.0 %
 MOST_NAMED: Final = 24  # maximum number of classes in a legend
+_PALETTE: Final = 256  # colours of a palette
 MOST_PX: Final = 16_384  # maximum height of an enlarged image; JPEG allows 65,500
 
 Labels = npt.NDArray[np.signedinteger[Any]]
@@ -99,7 +101,20 @@ def stack_legend(path: Path, counts: npt.NDArray[np.int64], names: Sequence[str]
     save_image(path, page, quality=88)
 
 
-def save_labels(path: Path, labels: Labels, first_label: int) -> None:
-    """Save a label map with the label values of the training data, so that it can be read like that data."""
+def save_labels(path: Path, labels: Labels, first_label: int, colors: ColorTable | None = None) -> None:
+    """Save a label map with the label values or the colours of the training data, so that it can be read like that data."""
+    if colors is not None:
+        save_image(path, _coloured(labels, colors))
+        return
     numbers = np.where(labels == IGNORE, 0, labels + first_label)
     save_image(path, Image.fromarray(numbers.astype(np.uint8 if numbers.max(initial=0) < 256 else np.uint16)))
+
+
+def _coloured(labels: Labels, colors: ColorTable) -> Image.Image:
+    """A palette whose numbers are the classes, so that other programs may read either; in RGB if there are too many."""
+    table = np.array(colors.colors, dtype=np.uint8)
+    if len(table) > _PALETTE:
+        return Image.fromarray(table[labels])
+    image = Image.fromarray(labels.astype(np.uint8)).convert("P")  # keeps the numbers
+    image.putpalette(table.tobytes())
+    return image

@@ -27,6 +27,9 @@ class SegmentDataChoice:
     """Label maps of these images, PNGs of the same names."""
     classes: str | None = None
     """File with one class name per line; ade20k = its 150 classes."""
+    colors: str | None = None
+    """File with a class and its colour in each line, for label maps in colours; none = as in the run, or as in the new class
+    list."""
     first_label: int | None = None
     """Value of the first class in the label maps; lower values are ignored. None = as in the run, or as in the new class
     list."""
@@ -48,6 +51,10 @@ class SegmentDataChoice:
                 given["classes"], other_list = None, True
         if other_list and self.first_label is None:
             given["first_label"] = None
+        if other_list and self.colors is None:
+            given["colors"] = None
+        if self.colors is not None:
+            given |= dict(classes=self.classes, first_label=None)
         return override(data, self, **given)
 
 
@@ -90,7 +97,7 @@ class SegmentPredict(PredictOptions):
     """Predict a class for every pixel of images."""
 
     out: Path = Path("segmented")
-    """Folder for NAME.png (label map, values as in the training data), NAME_overlay.jpg and classes.txt."""
+    """Folder for NAME.png (label map, values or colours as in the training data), NAME_overlay.jpg and classes.txt."""
     inference: InferenceChoice = field(default_factory=InferenceChoice)
 
 

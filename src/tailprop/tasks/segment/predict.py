@@ -43,7 +43,9 @@ def _check_out(options: SegmentPredict, paths: Sequence[Path], classes: str) -> 
 
 
 def _class_list(segmenter: ImageSegmenter) -> str:
-    """A table of label values and class names, which `tailprop` can read as a class list."""
+    """A table of label values or colours and class names, which `tailprop` can read as a class list."""
+    if segmenter.colors is not None:
+        return "\n".join(segmenter.colors.lines(segmenter.names)) + "\n"
     rows = [f"{label}\t{name}" for label, name in enumerate(segmenter.names, start=segmenter.first_label)]
     return "\n".join(["Idx\tName", *rows]) + "\n"
 
@@ -60,7 +62,7 @@ def _label_all(options: SegmentPredict, segmenter: ImageSegmenter, paths: Sequen
                 continue
             found: LabelMap = segmenter.predict(image, options.precision)
             labels, counts = found.labels.numpy(), found.counts.numpy()
-            save_labels(options.out / f"{stem}.png", labels, segmenter.first_label)
+            save_labels(options.out / f"{stem}.png", labels, segmenter.first_label, segmenter.colors)
             overlay = with_legend(draw_labels(image, labels), counts, segmenter.names)
             save_image(options.out / f"{stem}_overlay.jpg", overlay)
             named = ", ".join(f"{name} {100 * share:.1f}" for name, share in list(found.shares.items())[:NAMED])
@@ -71,5 +73,6 @@ def _label_all(options: SegmentPredict, segmenter: ImageSegmenter, paths: Sequen
 def _print(options: SegmentPredict, table: Table, segmenter: ImageSegmenter) -> None:
     console = Console()
     console.print(table)
-    first = f"{segmenter.first_label} = {segmenter.names[0]}"
+    value = segmenter.first_label if segmenter.colors is None else segmenter.colors.colors[0]
+    first = f"{value} = {segmenter.names[0]}"
     console.print(f"label maps ({first}), overlays and classes.txt in {options.out}", soft_wrap=True)

@@ -1,5 +1,6 @@
 """Semantic segmentation: settings, model, batches, loss and mean intersection over union."""
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from tailprop.backbone.cost import count_parameters
 from tailprop.data.broken import Broken
+from tailprop.data.formats.colors import ColorTable
 from tailprop.data.formats.label_maps import IGNORE, LabelSet, ade20k_classes, read_pair
 from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
@@ -107,14 +109,14 @@ class Segmentation(BaseTask[SegmentConfig]):
             "architecture": self.config.model.name,
             "classes": "\n".join(self.classes),
             "first_label": str(self.sets["train"].first_label),
-        }
+        } | write_colors(self.sets["train"].colors)
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         metrics, title = {"miou": "mean IoU, %", "pixel_accuracy": "pixel accuracy, %"}, run_title(self.config, folder)
         draw_learning(history, folder / "learning.png", metrics, title=title)
         validation, tiles, counts = self.sets["validation"], [], np.zeros(len(self.classes), dtype=np.int64)
         for index, predicted in self.drawn.items():
-            read = read_pair(validation.pairs[index], len(self.classes), validation.first_label)
+            read = read_pair(validation.pairs[index], len(self.classes), validation.first_label, validation.colors)
             assert not isinstance(read, Broken)  # it was read when it was evaluated
             found = predicted.numpy()
             for labels in (read[1][read[1] != IGNORE], found.ravel()):
@@ -139,6 +141,11 @@ def papers_miou(config: SegmentConfig, classes: Sequence[str], images: int) -> s
     is_ade20k = images == 2000 and tuple(name.split(",")[0] for name in classes) == ade20k_classes().names
     number = config.paper_miou.get(config.model.name) if is_ade20k else None
     return "" if number is None else f" (the paper, on ADE20K's 2,000 validation images: {number:.1f})"
+
+
+def write_colors(colors: ColorTable | None) -> dict[str, str]:
+    """The colours of the label maps as metadata."""
+    return {} if colors is None else {"colors": json.dumps([colors.colors, colors.ignored])}
 
 
 def check_batch_norm(batch_size: int, world: World) -> None:
