@@ -22,6 +22,7 @@ from tailprop.studies.figures.inputs import Picture
 from tailprop.studies.figures.network import Network, load_network
 from tailprop.studies.figures.prepare import preparation
 from tailprop.studies.figures.receptive_field import beyond
+from tailprop.tasks.restore.config import RestoreDataConfig
 from tests.helpers.figures import inputs_of, nothing, write_images, write_network
 
 SIDE = 65
@@ -264,7 +265,7 @@ def test_restorers_see_what_their_run_degraded() -> None:
     class Settings:
         task = "restore"
         model = type("Model", (), {"in_chans": 1})
-        data = type("Data", (), {"degradation": "noise", "sigma": 50.0, "quality": 10})()
+        data = RestoreDataConfig(degradation="noise", sigma=50.0)
 
     predictor = type("Predictor", (), {"settings": Settings})
     image = Image.fromarray(np.full((80, 100), 128, np.uint8))
@@ -273,7 +274,7 @@ def test_restorers_see_what_their_run_degraded() -> None:
     assert float(x.mean()) == pytest.approx(128 / 255, abs=0.02)
     assert float(x.std()) == pytest.approx(50 / 255, rel=0.05)
     assert np.asarray(shown).std() == pytest.approx(50, rel=0.1)
-    Settings.data.degradation = "jpeg"
+    Settings.data = RestoreDataConfig(degradation="jpeg", quality=10)
     gradient = Image.fromarray(np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8))
     x, shown = preparation(predictor)(64)(gradient, 0)
     assert not np.array_equal(np.asarray(shown), np.asarray(gradient))
