@@ -51,7 +51,7 @@ def test_user_errors_are_one_line(args: list[str], message: str, capsys: pytest.
     assert message in err
     assert (
         len([line for line in err.splitlines() if not line[:1].isdigit()]) == 1
-    )  # a benchmark says what it measures: "1 of 2"
+    )  # "1 of 2: .." of a benchmark is none
 
 
 def test_gpu_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
