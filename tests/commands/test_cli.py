@@ -49,9 +49,7 @@ def test_user_errors_are_one_line(args: list[str], message: str, capsys: pytest.
     assert tailprop_cli.main(args) == 2
     err = capsys.readouterr().err
     assert message in err
-    assert (
-        len([line for line in err.splitlines() if not line[:1].isdigit()]) == 1
-    )  # "1 of 2: .." of a benchmark is none
+    assert len([line for line in err.splitlines() if not line[:1].isdigit()]) == 1  # "1 of 2: .." of a benchmark is none
 
 
 def test_gpu_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
