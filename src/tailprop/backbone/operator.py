@@ -54,7 +54,6 @@ SCALE_MODES: Final = ("softplus", "length")
 LENGTH_UNITS: Final = ("px", "map")
 ORDER_MODES: Final = ("fixed", "learned", "content")
 LONGEST: Final = 16.0  # initial length by default, in positions
-LEAST_NORMALIZED: Final = 16  # side of a map; over a few positions, what is left of a variance is noise
 SCALE_OFFSET: Final = 1e-4  # keeps k positive where softplus underflows
 
 for _leaf in ("tail_propagate", "tail_propagate_by_place"):  # leaf functions for symbolic tracing: inside, sizes are numbers
@@ -117,10 +116,9 @@ class TailPropagation(nn.Module):
         length_unit: "px", positions of the map, or "map", the side of the map (the geometric mean of height and width).
         gate_init: Initial gate logit. Channels take turns in preferring one of the orders by this much; 0 = equal weights.
         normalized_share: Share of the channels whose output is normalized to variance 1 over the map of every image, around its
-            mean. They are spread evenly, so that normalized and other channels have all lengths. None of them are where
-            `map_size` is below 16.
+            mean. They are spread evenly, so that normalized and other channels have all lengths.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
-        map_size: (H, W) of the maps that the layer is made for, which decides on lengths and normalization; it takes any size.
+        map_size: (H, W) of the maps that the layer is made for, which bounds the initial lengths; it takes maps of any size.
     """
 
     needs_frequency_embedding: Final = False
@@ -172,10 +170,8 @@ class TailPropagation(nn.Module):
         self.order_logits = nn.Parameter(torch.empty(num_orders, 1, **dd)) if order_mode == "learned" else None
         self.order_mlp = PooledMLP(dim, hidden, num_orders, **dd) if order_mode == "content" else None
         self.normalized_share = _checked_share(normalized_share)
-        if map_size is not None and min(map_size) < LEAST_NORMALIZED:
-            self.normalized_share = 0.0
-        self.normalized: Tensor | None  # (C,): 1 where a channel is normalized; saved, because it may depend on map_size
-        self.register_buffer("normalized", torch.empty(dim, **dd) if normalized_share else None)
+        self.normalized: Tensor | None  # (C,): 1 where a channel is normalized
+        self.register_buffer("normalized", torch.empty(dim, **dd) if normalized_share else None, persistent=False)
         self._responses = ResponseCache()
         self.reset_parameters()
 
