@@ -1,4 +1,7 @@
-"""Images as a trained network gets them: cropped and normalized, posed as a problem, or degraded as in its run."""
+"""Images as a trained network gets them: cropped and normalized, posed as a problem, or degraded as in its run.
+
+Tasks are imported when they are drawn: each has packages of its own, which the demo does without.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +13,6 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from tailprop.tasks.common.predictor import to_pil, to_tensor
-from tailprop.tasks.reach.data import to_input
-from tailprop.tasks.reach.photos import crop_photo
-from tailprop.tasks.restore.data import degrade
 
 __all__ = ["Prepare", "preparation"]
 
@@ -38,6 +38,9 @@ def _transformed(predictor: Any, size: int) -> Prepare:
 
 
 def _posed(problem: Any, size: int) -> Prepare:
+    from tailprop.tasks.reach.data import to_input
+    from tailprop.tasks.reach.photos import crop_photo
+
     def prepare(image: Image.Image, number: int) -> tuple[Tensor, Image.Image]:
         rng = np.random.default_rng([1, number])
         picture = problem.make(rng, size, crop_photo(image, size, None)).picture
@@ -48,6 +51,8 @@ def _posed(problem: Any, size: int) -> Prepare:
 
 def _degraded(settings: Any, size: int) -> Prepare:
     """Noise or compression of the run; the degraded image is shown."""
+    from tailprop.tasks.restore.data import degrade
+
     gray = settings.model.in_chans == 1
 
     def prepare(image: Image.Image, _number: int) -> tuple[Tensor, Image.Image]:
