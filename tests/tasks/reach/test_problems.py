@@ -10,7 +10,7 @@ from tailprop.tasks.reach.lines import END, START, draw_lines
 from tailprop.tasks.reach.photos import crop_photo
 from tailprop.tasks.reach.problems import IGNORED, PALETTE, PROBLEMS, Example, Problem, create_problem
 
-SIZES = {"seeds": 32, "key": 48, "path": 64, "color": 64, "fill": 64, "blocks": 64}
+SIZES = {"seeds": 32, "key": 48, "keys": 64, "path": 64, "color": 64, "fill": 64, "blocks": 64}
 
 
 def example(name: str, seed: int = 0) -> tuple[Problem, Example]:
@@ -74,6 +74,24 @@ def test_the_key_decides_every_label_and_is_far() -> None:
         assert set(np.unique(posed.target[labelled])) <= {colour, (colour + 2) % 4}
         gap = ndimage.distance_transform_edt(~is_key)[labelled].min()
         assert gap > 6
+
+
+def test_the_nearer_of_two_keys_decides() -> None:
+    sides = set()
+    for seed in range(20):
+        _, posed = example("keys", seed)
+        is_key = posed.picture.any(-1) & ~(posed.picture == 255).all(-1)
+        parts, count = ndimage.label(is_key)
+        assert count == 2
+        distance = np.stack([ndimage.distance_transform_edt(parts != part) for part in (1, 2)])
+        colours = np.array([(posed.picture[parts == part][0] == PALETTE).all(-1).argmax() for part in (1, 2)])
+        assert colours[0] != colours[1]
+        labelled = posed.target != IGNORED
+        nearest = distance.argmin(0)[labelled]
+        np.testing.assert_array_equal((posed.target[labelled] - colours[nearest]) % 2, 0)  # its colour, or the opposite one
+        assert distance[:, labelled].min() > 6
+        sides |= set(nearest)
+    assert sides == {0, 1}
 
 
 def test_path_marks_are_joined_by_one_line_or_not() -> None:

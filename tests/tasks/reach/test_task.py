@@ -84,6 +84,7 @@ def test_gradient_checkpointing_gives_the_same_gradients() -> None:
         (["train", "reach_seeds", "--model.args", "mixer=magic"], "mixer"),
         (["train", "reach_seeds", "--model.name", "tailprop_tiny"], "model.name must be reach_net"),
         (["train", "reach_key", "--data.size-px", "24"], "data.size_px must be at least 40 for the problem key"),
+        (["train", "reach_keys", "--data.size-px", "48"], "data.size_px must be at least 64 for the problem keys"),
         (["train", "reach_fill", "--data.share", "2"], "data.share"),
     ],
 )

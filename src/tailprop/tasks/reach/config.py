@@ -21,9 +21,9 @@ __all__ = ["ReachConfig", "ReachDataConfig", "ReachModelConfig"]
 class ReachDataConfig(LoaderConfig):
     """The problem and its examples."""
 
-    problem: Literal["seeds", "key", "path", "color", "fill", "blocks"] = "seeds"
-    """seeds: the colour of the nearest seed. key: shapes whose class a far square decides. path: are two ends joined by a
-    line. color: colours of a gray photograph from hints. fill: a photograph from a few of its pixels.
+    problem: Literal["seeds", "key", "keys", "path", "color", "fill", "blocks"] = "seeds"
+    """seeds: the colour of the nearest seed. key: shapes whose class a far square decides. keys: the nearer of two
+    squares decides. path: are two ends joined by a line. color: colours of a gray photograph from hints. fill: a photograph from a few of its pixels.
     blocks: one with a square missing."""
     size_px: int = 32
     """Side of the pictures."""
@@ -47,8 +47,9 @@ class ReachDataConfig(LoaderConfig):
         check_at_least("data.block_px", self.block_px, 1)
         check_at_least("data.train_examples", self.train_examples, 1)
         check_at_least("data.test_examples", self.test_examples, 1)
-        if self.problem == "key" and self.size_px < 40:
-            raise ValueError(f"data.size_px must be at least 40 for the problem key, got {self.size_px}")
+        least = {"key": 40, "keys": 64}.get(self.problem, 0)
+        if self.size_px < least:
+            raise ValueError(f"data.size_px must be at least {least} for the problem {self.problem}, got {self.size_px}")
 
     def create_problem(self) -> Problem:
         return create_problem(self.problem, self.share, self.block_px)

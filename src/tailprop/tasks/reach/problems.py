@@ -113,12 +113,15 @@ class Key(_Labels):
         picture[top : top + self.key_px, left : left + self.key_px] = PALETTE[colour]
         far = cells[np.abs(cells * self.cell_px - (top, left)).max(1) >= 3 * self.cell_px]
         for cell in rng.permutation(far)[: self.shapes]:
-            form = int(rng.integers(len(self.glyphs)))
-            filled = np.array([list(row) for row in self.glyphs[form]]) == "#"
-            window = self._window(cell, rng)
-            picture[window][filled] = 255
-            target[window][filled] = (colour + 2 * form) % len(PALETTE)
+            self._draw_shape(picture, target, cell, colour, rng)
         return Example(picture, target)
+
+    def _draw_shape(self, picture: Array, target: Array, cell: Array, colour: int, rng: np.random.Generator) -> None:
+        form = int(rng.integers(len(self.glyphs)))
+        filled = np.array([list(row) for row in self.glyphs[form]]) == "#"
+        window = self._window(cell, rng)
+        picture[window][filled] = 255
+        target[window][filled] = (colour + 2 * form) % len(PALETTE)
 
     def _window(self, cell: Array, rng: np.random.Generator) -> tuple[slice, slice]:
         """A 5x5 window somewhere in a cell, with a margin."""
@@ -128,6 +131,34 @@ class Key(_Labels):
     def draw(self, picture: Array, output: Array) -> Array:
         white = (picture == 255).all(-1, keepdims=True)
         return np.where(white, PALETTE[output.argmax(-1)], picture)
+
+
+class Keys(Key):
+    """The same with two squares of different colours, far apart: the nearer one decides.
+
+    Who knows both colours, as from the mean of the map, but not the places is right at half of the shapes.
+    """
+
+    least_apart: Final = 8.0  # pixels between the distances of a shape to both keys
+
+    def make(self, rng: np.random.Generator, size_px: int, photo: Array | None = None) -> Example:  # noqa: ARG002
+        picture = np.zeros((size_px, size_px, 3), np.uint8)
+        target = np.full((size_px, size_px), IGNORED, np.int64)
+        cells = np.argwhere(np.ones((size_px // self.cell_px,) * 2))
+        corners = np.minimum(cells * self.cell_px, size_px - self.key_px)  # of a key in each cell
+        first = corners[rng.integers(len(corners))]
+        apart = corners[np.linalg.norm(corners - first, axis=1) >= size_px / 2]
+        keys = np.stack([first, apart[rng.integers(len(apart))]])
+        colours = rng.permutation(len(PALETTE))[:2]
+        for (top, left), colour in zip(keys, colours, strict=True):
+            picture[top : top + self.key_px, left : left + self.key_px] = PALETTE[colour]
+        centres = (cells + 0.5) * self.cell_px
+        distance = np.linalg.norm(centres[:, None] - (keys + self.key_px / 2), axis=-1)  # (cells, 2)
+        near, far = distance.min(1), distance.max(1)
+        free = (near >= 2 * self.cell_px) & (far - near >= self.least_apart)
+        for i in rng.permutation(np.flatnonzero(free))[: self.shapes]:
+            self._draw_shape(picture, target, cells[i], int(colours[distance[i].argmin()]), rng)
+        return Example(picture, target)
 
 
 class Path(Problem):
@@ -234,6 +265,7 @@ class Blocks(Fill):
 PROBLEMS: Final[dict[str, type[Problem]]] = {
     "seeds": Seeds,
     "key": Key,
+    "keys": Keys,
     "path": Path,
     "color": Color,
     "fill": Fill,
