@@ -23,8 +23,8 @@ class ReachDataConfig(LoaderConfig):
 
     problem: Literal["seeds", "key", "keys", "path", "color", "fill", "blocks"] = "seeds"
     """seeds: the colour of the nearest seed. key: shapes whose class a far square decides. keys: the nearer of two
-    squares decides. path: are two ends joined by a line. color: colours of a gray photograph from hints. fill: a photograph from a few of its pixels.
-    blocks: one with a square missing."""
+    squares decides. path: are two ends joined by a line. color: colours of a gray photograph from hints. fill: a photograph
+    from a few of its pixels. blocks: one with a square missing."""
     size_px: int = 32
     """Side of the pictures."""
     share: float = 0.03
