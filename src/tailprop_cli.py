@@ -62,7 +62,7 @@ def main(args: list[str] | None = None) -> int:
     # measures the cost). The variable is read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     args = sys.argv[1:] if args is None else args
-    if args[:1] in (["predict"], ["eval"]):
+    if args[:1] in (["predict"], ["eval"], ["app"]):
         # oneDNN keeps 1024 compiled layers, one for each size of an image, so memory rose over hundreds of images of different
         # sizes. Training has few sizes, but more layers.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")

@@ -1,5 +1,8 @@
 """Linear layers by oneDNN: values, gradients, and where they are PyTorch's."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tailprop.backbone import linear
-from tailprop.backbone.linear import SWITCH, Linear, onednn_is_faster
+from tailprop.backbone.linear import CAPACITY, SWITCH, Linear, onednn_is_faster
 
 needs_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this build has no such operator")
 
@@ -102,6 +105,36 @@ def test_elsewhere_the_layer_is_pytorchs(products: list[Any]) -> None:
 def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, expected in (("0", False), ("1", hasattr(torch.ops.mkldnn, "_linear_pointwise"))):
         monkeypatch.setenv(SWITCH, value)
+        monkeypatch.delenv(CAPACITY, raising=False)
         onednn_is_faster.cache_clear()
         assert onednn_is_faster() == expected
+        assert os.environ.get(CAPACITY) == ("128" if expected else None)
     onednn_is_faster.cache_clear()
+
+
+GROWTH = """
+from pathlib import Path
+import torch
+from tailprop.backbone.linear import Linear
+def resident() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+layer = Linear(24, 24)
+torch.set_num_threads(1)
+with torch.inference_mode():
+    for rows in range(50, 200):
+        layer(torch.rand(rows, 24))
+    before = resident()
+    for rows in range(200, 800):
+        layer(torch.rand(rows, 24))
+print(resident() - before)
+"""
+
+
+@needs_onednn
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_memory_does_not_rise_with_the_sizes_of_images() -> None:
+    """Half a megabyte for each number of rows was kept: 250 MB here."""
+    environment = {key: value for key, value in os.environ.items() if key not in (CAPACITY, "ONEDNN_PRIMITIVE_CACHE_CAPACITY")}
+    environment |= {SWITCH: "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
+    done = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 100

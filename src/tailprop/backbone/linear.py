@@ -4,6 +4,9 @@ PyTorch computes FP32 products with MKL where it was built with it, and MKL uses
 EPYC of 2024 (Zen 5) one thread makes 59 billion multiply-adds a second with MKL and 130 with oneDNN, equally exact. PyTorch
 reaches oneDNN through an operator of its compiler, which has no gradient; `_Product` gives it one. Everywhere else, and while a
 graph is captured, under autocast and under modes that count or trace, a layer is PyTorch's.
+
+PyTorch keeps 1024 compiled products of each thread, one for each number of rows: half a gigabyte after a few hundred images of
+different sizes. A step of training has less than a hundred, so 128 are kept (`LRU_CACHE_CAPACITY`, unless it is set).
 """
 
 import os
@@ -18,8 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-__all__ = ["SWITCH", "Linear", "onednn_is_faster"]
+__all__ = ["CAPACITY", "SWITCH", "Linear", "onednn_is_faster"]
 
+CAPACITY: Final = "LRU_CACHE_CAPACITY"  # read by PyTorch when a thread computes its first product with oneDNN
 SWITCH: Final = "TAILPROP_ONEDNN"  # 0 = PyTorch's products everywhere, 1 = oneDNN's wherever it has the operator
 
 
@@ -73,6 +77,13 @@ def _may_use_onednn(x: Tensor, weight: Tensor) -> bool:
 @cache
 def onednn_is_faster() -> bool:
     """Whether oneDNN's product is used: a rule and no measurement, so that a run is the same each time."""
+    is_faster = _is_wanted()
+    if is_faster:
+        os.environ.setdefault(CAPACITY, "128")
+    return is_faster
+
+
+def _is_wanted() -> bool:
     if os.environ.get(SWITCH) == "0" or not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
