@@ -12,15 +12,15 @@ SEED   ?= 0
 MINUTES ?= 120
 TABLE  ?= .cache/campaign.csv
 
-.PHONY: demo test quick check docs bench campaign clean
+.PHONY: demo test quick check chromium docs bench campaign clean
 
 demo: $(READY)
 	$(BIN)/tailprop demo
 
-test: check $(TIMM)
+test: check chromium $(TIMM)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-quick: check
+quick: check chromium
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q $$($(BIN)/python tests/affected.py)
 
 docs: $(READY)
@@ -34,6 +34,14 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# The browser in which the page of `tailprop app` is tested.
+chromium:
+	@command -v chromium chromium-browser google-chrome >/dev/null && exit 0; \
+	if ! command -v apt-get >/dev/null; then echo "install Chromium: the tests open the page of tailprop app in it" >&2; exit 2; fi; \
+	if [ "$$(id -u)" = 0 ]; then SUDO=; elif sudo -n true 2>/dev/null; then SUDO=sudo; \
+	else echo "run once: sudo apt-get install chromium (the tests open the page of tailprop app in it)" >&2; exit 2; fi; \
+	$$SUDO apt-get update -qq && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null
 
 bench: $(READY)
 	$(BIN)/tailprop bench $(if $(VHEAT),--vheat-code $(VHEAT))

@@ -53,6 +53,7 @@ COMMANDS = {
         "draw the paper's figures from any checkpoint: receptive fields, gates, responses, complexity",
     ),
     "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks at equal training time"),
+    "app": ("tailprop.app.command", "tailprop.app.options:App", "open a local web page: operator, models, restoration, runs"),
     "video": ("tailprop.studies.video", "Video", "train a small video classifier: the operator over time, height and width"),
 }
 

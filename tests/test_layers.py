@@ -1,6 +1,7 @@
 """The import rule: a module may import downwards only, and never a sibling.
 
-    commands | studies -> classify | detect | segment | restore -> tasks.common -> engine | data -> runtime | backbone -> utils
+    app -> commands | studies -> classify | detect | segment | restore -> tasks.common -> engine | data -> runtime | backbone
+        -> utils
 
 `backbone` imports nothing but torch, timm and the standard library, so that it can be used on its own. Triton, which comes with
 torch on Linux, is imported by one file.
@@ -21,6 +22,7 @@ TASK_FOLDERS = sorted({path.parent.name for path in (SOURCE / "tailprop" / "task
 # Layers from the top down; names in one row are siblings.
 LAYERS = [
     ("tailprop",),  # the package itself, which lists the public names
+    ("tailprop.app",),
     ("tailprop.commands", "tailprop.studies"),
     ("tailprop.tasks",),  # the registry
     tuple(f"tailprop.tasks.{task}" for task in TASK_FOLDERS),
@@ -70,7 +72,7 @@ def violations(module: str, source: str) -> list[str]:
         if name.split(".")[0] != "tailprop":
             continue
         if name == "tailprop":
-            if DEPTH[folder] > 1:  # commands and studies use the public names, too
+            if DEPTH[folder] > 2:  # the app, commands and studies use the public names, too
                 found.append(f"{module} imports the package itself, which imports everything")
             continue
         other = folder_of(name)
@@ -100,6 +102,8 @@ def test_every_module_imports_downwards() -> None:
         ("tailprop.tasks.detect.task", "from tailprop.tasks.classify.data import DataConfig"),
         ("tailprop.tasks.detect.task", "from tailprop.tasks import find_spec"),
         ("tailprop.studies.demo", "from tailprop.commands.train import run"),
+        ("tailprop.studies.demo", "from tailprop.app.store import decode"),
+        ("tailprop.commands.predict", "from tailprop.app.store import decode"),
         ("tailprop.engine.trainer", "from tailprop import load"),  # the package itself, which imports everything
         ("tailprop.backbone.model", "import tailprop"),
         ("tailprop.engine.trainer", "from .. import tasks"),

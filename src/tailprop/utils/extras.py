@@ -13,6 +13,7 @@ EXTRAS: Final = {
     **dict.fromkeys(("faster_coco_eval", "pycocotools"), "detect"),
     "segmentation_models_pytorch": "segment",
     **dict.fromkeys(("imagecodecs", "tifffile"), "restore"),
+    **dict.fromkeys(("starlette", "uvicorn"), "app"),
 }
 
 

@@ -1,0 +1,161 @@
+"""Run folders and weights that the page may use: those the command line named, those below --runs, and the shipped models.
+
+The page knows them by a key. It never sends a path.
+"""
+
+import glob
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final
+
+from tailprop.engine.run_settings import WEIGHTS, find_task_name
+
+if TYPE_CHECKING:
+    from tailprop.studies.figures.network import Network
+
+__all__ = ["Entry", "Library", "Loaded"]
+
+SHIPPED: Final = Path(__file__).parents[1] / "models"
+_DEEPEST: Final = 4  # folders below --runs
+_MOST_RUNS: Final = 500
+_KEPT: Final = 3  # loaded models
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run folder, a weights file or a shipped model."""
+
+    name: str
+    path: Path
+    task: str
+    is_shipped: bool = False
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(str(self.path.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
+
+    @property
+    def is_run(self) -> bool:
+        return (self.path / "config.yaml").is_file()
+
+    @property
+    def has_weights(self) -> bool:
+        return self.path.is_file() or any((self.path / name).is_file() for name in WEIGHTS)
+
+    @property
+    def weights_stamp(self) -> tuple[int, ...]:
+        """Changes when the weights do."""
+        files = [self.path, *(self.path / name for name in WEIGHTS)]
+        return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory."""
+
+    entry: Entry
+    stamp: tuple[int, ...]
+    predictor: Any  # a Predictor
+    network: "Network | None"  # None if it has no layers of this package
+    why_not: str = ""
+    lock: Any = None  # a model serves one request at a time: figures hook into it
+
+
+class Library:
+    """What is there now: the folder is searched again for every list, because runs begin while the page is open."""
+
+    def __init__(self, named: Sequence[str], runs: Path) -> None:
+        self.runs = runs
+        self.named = [_entry(path, name) for given in named for name, path in _matches(given)]
+        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
+        self._lock = RLock()
+
+    def entries(self) -> list[Entry]:
+        """Shipped models, named ones, and those below --runs, each once."""
+        found: dict[str, Entry] = {}
+        for entry in (*_shipped(), *self.named, *self._below()):
+            found.setdefault(entry.key, entry)
+        return list(found.values())
+
+    def _below(self) -> Iterator[Entry]:
+        folders = sorted(_run_folders(self.runs), key=lambda path: -(path / "config.yaml").stat().st_mtime)
+        for folder in folders[:_MOST_RUNS]:
+            task = find_task_name(folder, "classify")
+            if task is not None:
+                yield Entry(str(folder.relative_to(self.runs)) if folder != self.runs else folder.name, folder, task)
+
+    def find(self, key: str) -> Entry:
+        entry = next((entry for entry in self.entries() if entry.key == key), None)
+        if entry is None:
+            raise ValueError("this run or model is no longer there; reload the page")
+        return entry
+
+    def load(self, key: str) -> Loaded:
+        """A model, kept in memory until its weights change or others are used."""
+        entry = self.find(key)
+        if not entry.has_weights:
+            raise ValueError(f"{entry.name} has no weights yet; wait for its first checkpoint")
+        with self._lock:
+            kept = self._loaded.get(key)
+            if kept is None or kept.stamp != entry.weights_stamp:
+                kept = self._loaded[key] = _load(entry)
+            self._loaded.move_to_end(key)
+            while len(self._loaded) > _KEPT:
+                self._loaded.popitem(last=False)
+            return kept
+
+
+def _matches(given: str) -> list[tuple[str, Path]]:
+    is_pattern = bool(set("*?[") & set(given)) and not Path(given).exists()
+    matches = sorted(glob.glob(given)) if is_pattern else [given]  # noqa: PTH207 - a pattern may be absolute
+    if not matches:
+        raise ValueError(f"no run matches {given!r}")
+    return [(match, Path(match)) for match in matches]
+
+
+def _entry(path: Path, name: str) -> Entry:
+    if not path.exists():
+        raise ValueError(f"no run folder or weights file at {name}")
+    task = find_task_name(path, "classify")
+    if task is None:
+        raise ValueError(f"{name} is neither a run folder, which has a config.yaml, nor a file of weights with settings")
+    return Entry(name.rstrip("/"), path, task)
+
+
+def _shipped() -> Iterator[Entry]:
+    for weights in sorted(SHIPPED.glob(f"*/{WEIGHTS[0]}")):
+        if (task := find_task_name(weights, "classify")) is not None:
+            yield Entry(weights.parent.name, weights.parent, task, is_shipped=True)
+
+
+def _run_folders(root: Path) -> Iterator[Path]:
+    """Folders with a config.yaml, not deeper than a few levels; links are not followed."""
+    for where, below, names in os.walk(root):
+        folder = Path(where)
+        if "config.yaml" in names:
+            yield folder
+            below.clear()
+        if len(folder.relative_to(root).parts) >= _DEEPEST:
+            below.clear()
+        below[:] = sorted(name for name in below if not name.startswith("."))
+
+
+def _load(entry: Entry) -> Loaded:
+    from threading import Lock
+
+    from tailprop.studies.figures.checkpoints import load_predictor
+    from tailprop.studies.figures.network import load_network
+
+    where = str(entry.name if entry.is_shipped else entry.path)
+    stamp = entry.weights_stamp
+    predictor = load_predictor(where)
+    try:
+        network, why_not = load_network(where), ""
+    except ValueError as error:
+        network, why_not = None, str(error)
+    return Loaded(entry, stamp, predictor, network, why_not, Lock())
