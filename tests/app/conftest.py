@@ -1,6 +1,7 @@
 """The page on a server in a thread of this process, and Debian's Chromium, which no test downloads."""
 
 import base64
+import contextlib
 import os
 import shutil
 import threading
@@ -14,8 +15,11 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
+import tailprop_cli
 from tailprop.app.command import create_config, create_state, listen
 from tailprop.app.options import App
+from tests.helpers.runs import write_recipe
+from tests.helpers.tiny_tasks import write_tiny
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -36,13 +40,19 @@ class Server:
 
 @pytest.fixture(scope="session")
 def app_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for run folders; the tests of a page add theirs."""
-    return tmp_path_factory.mktemp("app") / "runs"
+    """Three short runs: two classifiers that differ in the learning rate, and a restorer."""
+    root = tmp_path_factory.mktemp("app")
+    with contextlib.chdir(root):
+        for name, lr in (("slow", 1e-4), ("fast", 2e-3)):
+            recipe = write_recipe(Path(f"{name}.yaml"), optim={"lr": lr})
+            assert tailprop_cli.main(["train", str(recipe), "--run.out", f"runs/{name}"]) == 0
+        recipe = write_tiny("restore")
+        assert tailprop_cli.main(["train", str(recipe), "--run.out", "runs/sub/restorer"]) == 0
+    return root / "runs"
 
 
 @pytest.fixture(scope="session")
 def server(app_runs: Path) -> Iterator[Server]:
-    app_runs.mkdir(exist_ok=True)
     with listen(0) as listener:
         port = listener.getsockname()[1]
         state = create_state(App(runs=app_runs, threads=1))

@@ -18,7 +18,7 @@ from tailprop.app.work import Jobs, Views
 from tailprop.data.images import suppress_pillow_warnings
 from tailprop.utils.text import say
 
-__all__ = ["create_config", "create_state", "listen", "run"]
+__all__ = ["create_config", "create_state", "listen", "open_browser", "run"]
 
 _HOST = "127.0.0.1"  # there is no option for another
 
@@ -34,7 +34,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         say(f"TailProp is at {self.address} (Ctrl-C ends it)", flush=True)
         if self.browser:
-            threading.Thread(target=_open_browser, args=(self.address,), daemon=True).start()
+            threading.Thread(target=open_browser, args=(self.address,), daemon=True).start()
 
 
 def run(options: App) -> int:
@@ -88,7 +88,7 @@ def listen(port: int) -> socket.socket:
     return listener
 
 
-def _open_browser(address: str) -> None:
+def open_browser(address: str) -> None:
     has_screen = sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     try:
         opened = has_screen and webbrowser.open(address)
