@@ -114,6 +114,14 @@ def test_bare_wheel_has_the_backbone_and_names_the_missing_extra(wheel: Path, tm
     assert "pip install 'tailprop[train]' adds it" in refused.stderr
 
 
+def test_page_is_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = set(archive.namelist())
+    files = [path for path in (ROOT / "src" / "tailprop" / "app" / "static").rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert {path.relative_to(ROOT / "src").as_posix() for path in files} <= shipped
+
+
 IMPORTS = """
 from tailprop.tasks import find_spec
 for name in {tasks!r}:
@@ -127,11 +135,21 @@ import tailprop.commands.train, tailprop.studies.demo, tailprop.engine.launch
 
 
 @pytest.mark.parametrize(
-    ("extra", "tasks"), [("train", ["classify"]), ("detect", ["detect"]), ("segment", ["segment"]), ("restore", ["restore"])]
+    ("extra", "tasks"),
+    [
+        ("train", ["classify"]),
+        ("detect", ["detect"]),
+        ("segment", ["segment"]),
+        ("restore", ["restore"]),
+        ("app", ["classify", "restore"]),
+    ],
 )
 def test_extra_is_sufficient_for_its_task(extra: str, tasks: list[str], wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path / "env", wheel, installed_with("tailprop", extra))
-    done = run(python, "-c", IMPORTS.format(tasks=tasks), cwd=tmp_path)
+    more = (
+        "import tailprop.app.command, tailprop.app.inside, tailprop.app.propagation, tailprop.app.restoring, tailprop.app.runs"
+    )
+    done = run(python, "-c", IMPORTS.format(tasks=tasks) + (more if extra == "app" else ""), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

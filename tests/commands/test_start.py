@@ -12,10 +12,13 @@ COMMANDS = (
     [["--help"], ["models"], ["train", "--help"], ["nonsense"], ["train", "nonsense"]]
     + [["train", recipe, "--help"] for recipe in RECIPES]
     + [["train", recipe, "--optim.bach", "3"] for recipe in RECIPES]
-    + [[command, "--help"] for command in ("eval", "predict", "ablate", "figure", "bench", "scenes", "convert", "robustness")]
+    + [
+        [command, "--help"]
+        for command in ("eval", "predict", "ablate", "figure", "bench", "scenes", "convert", "robustness", "app")
+    ]
     + [["bench", task, "--qqqq"] for task in TASKS]
     + [["eval", "--precision", "fp4"], ["predict", "--qqqq"], ["bench", "--qqqq"]]
-    + [["convert", "--qqqq"], ["robustness", "--qqqq"]]
+    + [["convert", "--qqqq"], ["robustness", "--qqqq"], ["app", "--host", "0.0.0.0"], ["app", "nothing"]]
 )
 
 RUN = """
