@@ -2,9 +2,7 @@
 
 import { clamp, h, s, short } from "./dom.js";
 
-const W = 460;
-const H = 250;
-const PAD = { left: 52, right: 12, top: 10, bottom: 38 };
+const PAD = { left: 58, right: 12, top: 10, bottom: 38 };
 const DASHES = ["", "7 4", "2 3", "9 3 2 3", "4 2", "1 3"];
 
 function ticksOf(low, high, count, least = 0) {
@@ -26,21 +24,26 @@ function logTicks(low, high) {
 
 // series: [{name, colour (a CSS variable), x: [], y: []}]
 export function lineChart(place, { label, xLabel, yLabel, logY = false, yRange = null, xRange = null, integerX = false, legend = true }) {
-  const svg = s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", tabindex: 0, class: "lines" });
+  const svg = s("svg", { role: "img", tabindex: 0, class: "lines" });
   const keys = h("ul", { class: "legend" });
   const reading = h("p", { class: "reading", role: "status" });
   place.replaceChildren(svg, ...(legend ? [keys] : []), reading);
   let drawn = null;
   let at = null;
+  let W = 460;
+  let H = 250;
 
   function draw(series) {
+    W = clamp(place.clientWidth || W, 260, 620); // as many units as pixels, so that text has its size
+    H = Math.round(clamp(0.54 * W, 180, 300));
+    svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
     const points = (v) => (logY ? (v > 0 ? Math.log10(v) : null) : v);
     const all = series.map((one) => ({ ...one, v: one.y.map((v) => (v === null ? null : points(v))) }));
     const xs = all.flatMap((one) => one.x);
     const ys = all.flatMap((one) => one.v).filter((v) => v !== null && Number.isFinite(v));
     let [x0, x1] = xRange ?? (xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1]);
     let [y0, y1] = yRange ?? (ys.length ? [Math.min(...ys), Math.max(...ys)] : [0, 1]);
-    if (x0 === x1) x1 = x0 + 1;
+    if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
     if (y0 === y1) { y0 -= Math.abs(y0) * 0.1 || 0.5; y1 += Math.abs(y1) * 0.1 || 0.5; }
     if (!yRange) { const room = (y1 - y0) * 0.05; y0 -= room; y1 += room; }
     const px = (v) => PAD.left + ((v - x0) / (x1 - x0)) * (W - PAD.left - PAD.right);
@@ -50,7 +53,7 @@ export function lineChart(place, { label, xLabel, yLabel, logY = false, yRange =
       parts.push(s("line", { class: "grid", x1: PAD.left, x2: W - PAD.right, y1: py(t), y2: py(t) }));
       parts.push(s("text", { class: "tick", x: PAD.left - 6, y: py(t) + 4, "text-anchor": "end", text }));
     }
-    for (const { v: t, text } of ticksOf(x0, x1, 6, integerX ? 1 : 0)) {
+    for (const { v: t, text } of ticksOf(x0, x1, W < 360 ? 4 : 6, integerX ? 1 : 0)) {
       parts.push(s("text", { class: "tick", x: px(t), y: H - PAD.bottom + 16, "text-anchor": "middle", text }));
     }
     parts.push(s("line", { class: "axis", x1: PAD.left, x2: W - PAD.right, y1: H - PAD.bottom, y2: H - PAD.bottom }));

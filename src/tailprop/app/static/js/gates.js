@@ -1,10 +1,9 @@
 // Gates of all layers: a row each, dots for the images of a set, a mark for the image itself.
 
-import { h, s } from "./dom.js";
+import { clamp, h, s } from "./dom.js";
 
-const W = 760;
 const ROW = 26;
-const PAD = { left: 150, right: 56, top: 22, bottom: 26 };
+const PAD = { left: 122, right: 56, top: 22, bottom: 26 };
 
 export function gateChart(place) {
   function draw(layers, sets) {
@@ -12,6 +11,7 @@ export function gateChart(place) {
       place.replaceChildren(h("p", { class: "note", text: "This network has no tail propagation, so there is no gate." }));
       return;
     }
+    const W = clamp(place.clientWidth || 760, 280, 860);
     const top = layers.some((one) => one.gate_name !== "λ") ? 2 : 1; // an order goes to 2
     const height = PAD.top + PAD.bottom + ROW * layers.length;
     const x = (v) => PAD.left + (v / top) * (W - PAD.left - PAD.right);
