@@ -58,6 +58,8 @@ def test_large_photo_is_restored_in_tiles_and_can_be_cancelled(loaded: Loaded) -
         restore(loaded, small((4000, 3000)), Damage("none"), stopped)
     assert time.monotonic() - begun < 20
     assert not loaded.lock.locked()
+    with loaded.in_use(), pytest.raises(ValueError, match="busy with another job"), loaded.in_use(0.01):
+        pass
 
 
 def test_what_cannot_be_restored_is_said(loaded: Loaded) -> None:

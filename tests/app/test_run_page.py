@@ -79,6 +79,10 @@ def test_corrupt_manifest_is_said_and_left_alone(copied: Entry) -> None:
     assert path.read_text() == "{"
     path.unlink()
     assert describe(copied)["problem"] == "this run has no manifest"
+    (copied.path.parent / "other.json").write_text('{"secret": 1}')
+    path.symlink_to(copied.path.parent / "other.json")
+    about = describe(copied)
+    assert (about["manifest"], "is a link out of the run folder" in about["problem"]) == ({}, True)
 
 
 def test_only_pictures_of_the_task_are_shown(copied: Entry, tmp_path: Path) -> None:
@@ -94,7 +98,7 @@ def test_only_pictures_of_the_task_are_shown(copied: Entry, tmp_path: Path) -> N
         artifact(copied, "learning.png")
     (copied.path / "learning.png").unlink()
     (copied.path / "learning.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n")
-    with pytest.raises(OSError, match="cannot identify"):
+    with pytest.raises(ValueError, match="cannot be read: not an image"):
         artifact(copied, "learning.png")
 
 

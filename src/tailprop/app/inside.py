@@ -28,6 +28,7 @@ __all__ = ["compare", "field_at", "inspect"]
 FREQUENCIES: Final = 64
 MOST_IMAGES: Final = 48  # of the set that gates are compared over
 DECADES: Final = 3  # of a receptive field
+WAIT_SECONDS: Final = 10.0  # of a view for a model that is in use
 _LEAST_PX: Final = 64
 
 
@@ -58,7 +59,7 @@ def inspect(loaded: Loaded, photo: Photo) -> tuple[dict[str, Any], dict[str, Byt
             }
         )
 
-    with loaded.lock:
+    with loaded.in_use(WAIT_SECONDS):
         x, shown = network.prepare(photo.rgb, 0)
         network.visit(x[None], keep)
         answer, picture = _answer(loaded, photo)
@@ -118,7 +119,7 @@ def compare(loaded: Loaded, folder: Path | None, tick: Callable[[float], object]
         found.setdefault(f"{stage + 1}.{layer + 1}", []).extend(round(v, 5) for v in values)
 
     count = 0
-    with loaded.lock:
+    with loaded.in_use():
         inputs = [network.prepare(image, number)[0] for number, image in enumerate(_images(folder))]
         for x in batches(inputs, 4):
             network.visit(x, keep)
@@ -160,7 +161,7 @@ def field_at(loaded: Loaded, photo: Photo, place: tuple[float, float]) -> tuple[
         at[:] = [row, column, h, w]
         return y.roll((h // 2 - row, w // 2 - column), (1, 2))
 
-    with loaded.lock:
+    with loaded.in_use(WAIT_SECONDS):
         x, _ = network.prepare(photo.rgb, 0)
         field = receptive_field(run, x[None])[0].double().numpy()
     peak = max(float(field.max()), 1e-300)

@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -63,7 +64,17 @@ class Loaded:
     predictor: Any  # a Predictor
     network: "Network | None"  # None if it has no layers of this package
     why_not: str = ""
-    lock: Any = None  # a model serves one request at a time: figures hook into it
+    lock: Any = None
+
+    @contextmanager
+    def in_use(self, seconds: float = -1) -> Iterator[None]:
+        """A model serves one request at a time, because figures hook into it; a view does not wait for a long job."""
+        if not self.lock.acquire(timeout=seconds):
+            raise ValueError(f"{self.entry.name} is busy with another job of the page; wait for it, or cancel it")
+        try:
+            yield
+        finally:
+            self.lock.release()
 
 
 class Library:

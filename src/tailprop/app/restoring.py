@@ -99,7 +99,7 @@ def restore(loaded: Loaded, photo: Photo, damage: Damage, job: Job) -> Restored:
     job.tick(0.02)
     tiles = None if max(given.shape[:2]) <= WHOLE_PX else TILE_PX
     begun = time.perf_counter()
-    with loaded.lock:
+    with loaded.in_use():
         after = loaded.predictor.restore_pixels(given, tiles, OVERLAP_PX, "fp32", lambda share: job.tick(0.98 * share))
     seconds = time.perf_counter() - begun
     before = enlarge(given, scale) if scale > 1 else given

@@ -5,6 +5,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 from tailprop.app.library import Entry, Library
 from tailprop.app.store import check_size
-from tailprop.data.images import is_image, open_image
+from tailprop.data.images import describe_error, is_image, open_image
 from tailprop.engine.run_folder import RunFolder
 from tailprop.engine.run_settings import WEIGHTS, find_settings, read_config
 from tailprop.engine.settings import config_hash
@@ -111,6 +112,7 @@ def _read_manifest(entry: Entry) -> tuple[dict[str, Any], str]:
     if not path.is_file():
         return {}, "this run has no manifest"
     try:
+        _check_inside(entry, path)
         found = parse_json(path.read_bytes(), path.name)
         content = {name: value for name, value in found.items() if name != _HASH}
     except (OSError, ValueError, AttributeError) as error:
@@ -121,7 +123,7 @@ def _read_manifest(entry: Entry) -> tuple[dict[str, Any], str]:
 
 def flat(values: Any, prefix: str = "") -> dict[str, str]:
     """Nested values as dotted names with texts."""
-    if isinstance(values, dict) and values:
+    if isinstance(values, dict) and (values or not prefix):
         found: dict[str, str] = {}
         for name, value in values.items():
             found |= flat(value, f"{prefix}.{name}" if prefix else str(name))
@@ -156,11 +158,18 @@ def artifact(entry: Entry, name: str) -> bytes:
     path = entry.path / name
     if name not in find_spec(entry.task).artifacts or not is_image(path) or not path.is_file():
         raise ValueError("this run has no such picture")
-    if entry.path.resolve() not in path.resolve().parents:
-        raise ValueError(f"{name} is a link out of the run folder")
+    _check_inside(entry, path)
     buffer = io.BytesIO()
-    with open_image(path) as file:
-        check_size(*file.size, name)
-        image: Image.Image = file.convert("RGB")
-        image.save(buffer, "PNG", compress_level=1)
+    try:
+        with open_image(path) as file:
+            check_size(*file.size, name)
+            image: Image.Image = file.convert("RGB")
+    except Exception as error:  # decoders raise many kinds of errors on corrupt files
+        raise ValueError(f"{name} cannot be read: {describe_error(error)}") from None
+    image.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
+
+
+def _check_inside(entry: Entry, path: Path) -> None:
+    if entry.path.resolve() not in path.resolve().parents:
+        raise ValueError(f"{path.name} is a link out of the run folder")

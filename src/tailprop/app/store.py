@@ -38,7 +38,7 @@ class Photo:
 
     @cached_property
     def rgb(self) -> Image.Image:
-        return decode_image(self.image, "RGB")
+        return self.image if self.image.mode == "RGB" else decode_image(self.image, "RGB")
 
 
 def decode(data: bytes, name: str) -> Photo:

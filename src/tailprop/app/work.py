@@ -16,7 +16,8 @@ from tailprop.utils.errors import first_line, missing_memory
 __all__ = ["CancelledError", "Job", "Jobs", "StaleError", "Summary", "Views", "explain"]
 
 _MOST_CLIENTS: Final = 256
-_MOST_JOBS: Final = 8  # whose results are kept
+_MOST_JOBS: Final = 3  # that are over, whose images are kept
+_MOST_WAITING: Final = 32
 
 T = TypeVar("T")
 
@@ -138,9 +139,9 @@ class Jobs:
         job = Job(title)
         self._jobs[job.key] = job
         over = [key for key, kept in self._jobs.items() if kept.is_over]
-        for key in over[: max(0, len(self._jobs) - _MOST_JOBS)]:
+        for key in over[: max(0, len(over) - _MOST_JOBS)]:
             del self._jobs[key]
-        if len(self._jobs) > 4 * _MOST_JOBS:
+        if len(self._jobs) > _MOST_WAITING + _MOST_JOBS:
             del self._jobs[job.key]
             raise ValueError("too many jobs are waiting; cancel some")
         self.pool.submit(self._run, job, work)

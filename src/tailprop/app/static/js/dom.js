@@ -20,6 +20,7 @@ export const h = (tag, attributes = {}, ...children) => fill(document.createElem
 export const s = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 export function fail(message) {
+  if (!$("#alert").hidden && $("#alert-text").textContent === message) return; // it is not read out again
   $("#alert-text").textContent = message;
   $("#alert").hidden = false;
 }

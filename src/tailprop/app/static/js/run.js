@@ -127,6 +127,7 @@ export function mountRun() {
     table($("#run-manifest"), Object.entries(one.manifest));
     table($("#run-settings"), Object.entries(one.settings));
     $("#run-manifest-note").textContent = one.problem;
+    $("#run-manifest-view").open ||= Boolean(one.problem && Object.keys(one.manifest).length);
     $("#run-pictures-view").hidden = !runs.some((run) => run.about.pictures.length);
     $("#run-pictures").replaceChildren(...runs.flatMap((run) => run.about.pictures.map((name) =>
       h("figure", {}, h("img", { class: "shown", loading: "lazy", alt: `${name} of ${run.about.name}`, src: `/api/runs/${run.about.id}/pictures/${encodeURIComponent(name)}` }),
