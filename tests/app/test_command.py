@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_no_browser_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
         return len(opened) > 1
 
     monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr(command.webbrowser, "open", open_page)
+    monkeypatch.setattr(webbrowser, "open", open_page)
     command.open_browser("http://127.0.0.1:1")
     assert capsys.readouterr().err == "no browser could be opened; open http://127.0.0.1:1 in one yourself\n"
     command.open_browser("http://127.0.0.1:1")

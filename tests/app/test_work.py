@@ -23,7 +23,7 @@ def test_only_the_newest_view_of_a_page_is_computed() -> None:
         if number == 0:
             first_began.set()
             go.wait(10)
-        check()  # type: ignore[operator]
+        check()
         done.append(number)
         return number
 
