@@ -71,7 +71,7 @@ def server(app_runs: Path) -> Iterator[Server]:
         assert not thread.is_alive()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, an event loop runs in the thread of the tests
 def browser() -> Iterator[Browser]:
     flags = ["--disable-gpu", *(["--no-sandbox"] if os.getuid() == 0 else [])]
     with sync_playwright() as playwright:
@@ -99,7 +99,9 @@ class Watched:
     def pixels(self, selector: str) -> list[int]:
         """A sample of the pixels of a canvas."""
         script = """s => { const c = document.querySelector(s);
-            const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+            const copy = new OffscreenCanvas(c.width, c.height).getContext("2d", {willReadFrequently: true});
+            copy.drawImage(c, 0, 0);
+            const d = copy.getImageData(0, 0, c.width, c.height).data;
             const out = []; for (let i = 0; i < d.length; i += 4 * 97) out.push(d[i], d[i + 1], d[i + 2]); return out; }"""
         found: list[int] = self.page.evaluate(script, selector)
         return found

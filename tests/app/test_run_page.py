@@ -129,7 +129,7 @@ def test_page_follows_a_run_and_compares(watched: Watched, app_runs: Path) -> No
         for one in ("fast", "slow"):
             page.locator("#run-list label", has_text=one).locator("input").set_checked(True)
         page.locator("#run-differences-table").get_by_text("optim.lr").wait_for()
-        assert page.locator("#run-tiles .tile").count() == 3
+        watched.until("() => document.querySelectorAll('#run-tiles .tile').length === 3")
         page.get_by_text("Manifest").click()
         page.locator("#run-manifest").get_by_text("parameters", exact=True).wait_for()
         watched.until("() => [...document.querySelectorAll('#run-pictures img')].some(i => i.complete && i.naturalWidth > 100)")

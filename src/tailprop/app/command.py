@@ -6,7 +6,6 @@ import socket
 import sys
 import threading
 import webbrowser
-from importlib import import_module
 
 import uvicorn
 
@@ -42,7 +41,6 @@ def run(options: App) -> int:
     with listen(options.port) as listener:
         port = listener.getsockname()[1]
         state = create_state(options)
-        state.views.pool.submit(import_module, "tailprop.app.propagation")  # PyTorch, while the browser opens
         server = _Server(create_config(state, port), f"http://{_HOST}:{port}", options.browser)
         try:
             with suppress_pillow_warnings():

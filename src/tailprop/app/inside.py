@@ -4,6 +4,7 @@ Shapes: B batch, H height, W width, C channels, F frequencies.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -82,10 +83,21 @@ def _answer(loaded: Loaded, photo: Photo) -> tuple[dict[str, Any], Image.Image |
     image = photo.rgb
     if task == "classify":
         top = predictor.predict(image).top(5)
-        return {"kind": "classes", "classes": [{"name": one.name, "probability": one.probability} for one in top]}, None
+        classes = [{"name": _readable(one.name), "probability": one.probability} for one in top]
+        return {"kind": "classes", "classes": classes}, None
     small = image.copy()
     small.thumbnail((640, 640))
     return {"kind": "picture", "text": ""}, _picture(predictor, task, small)
+
+
+def _readable(name: str) -> str:
+    """The words of ImageNet for the name of one of its folders, such as n03028079; other names as they are."""
+    if re.fullmatch(r"n\d{8}", name) is None:
+        return name
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo("imagenet-22k")
+    return str(info.label_name_to_description(name)) if name in info.label_names() else name
 
 
 def _picture(predictor: Any, task: str, image: Image.Image) -> Image.Image | None:

@@ -82,7 +82,7 @@ class Library:
 
     def __init__(self, named: Sequence[str], runs: Path) -> None:
         self.runs = runs
-        self.named = [_entry(path, name) for given in named for name, path in _matches(given)]
+        self.named = [entry for given in named for entry in _named(given)]
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
         self._lock = RLock()
 
@@ -121,12 +121,15 @@ class Library:
             return kept
 
 
-def _matches(given: str) -> list[tuple[str, Path]]:
-    is_pattern = bool(set("*?[") & set(given)) and not Path(given).exists()
-    matches = sorted(glob.glob(given)) if is_pattern else [given]  # noqa: PTH207 - a pattern may be absolute
-    if not matches:
+def _named(given: str) -> list[Entry]:
+    """The run or the weights of this name, or the runs that match a pattern."""
+    if Path(given).exists() or not set("*?[") & set(given):
+        return [_entry(Path(given), given)]
+    matches = sorted(glob.glob(given))  # noqa: PTH207 - a pattern may be absolute
+    found = [_entry(Path(match), match) for match in matches if find_task_name(match, "classify") is not None]
+    if not found:
         raise ValueError(f"no run matches {given!r}")
-    return [(match, Path(match)) for match in matches]
+    return found
 
 
 def _entry(path: Path, name: str) -> Entry:

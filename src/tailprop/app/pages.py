@@ -60,7 +60,8 @@ def client_of(request: Request) -> str:
     return name if re.fullmatch(r"[a-z0-9]{1,32}", name) else ""
 
 
-async def _index(_state: State, _request: Request) -> Response:
+async def _index(state: State, _request: Request) -> Response:
+    state.views.pool.submit(import_module, "tailprop.app.propagation")  # PyTorch, while the browser reads the page
     return FileResponse(STATIC / "index.html", media_type="text/html; charset=utf-8")
 
 

@@ -5,7 +5,7 @@ import { clamp, h, s, short } from "./dom.js";
 const PAD = { left: 58, right: 12, top: 10, bottom: 38 };
 const DASHES = ["", "7 4", "2 3", "9 3 2 3", "4 2", "1 3"];
 
-function ticksOf(low, high, count, least = 0) {
+export function ticksOf(low, high, count, least = 0) {
   const raw = Math.max(least, (high - low) / Math.max(1, count));
   const size = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((f) => f * size).find((f) => f >= raw);
@@ -60,6 +60,7 @@ export function lineChart(place, { label, xLabel, yLabel, logY = false, yRange =
     parts.push(s("text", { class: "tick", x: (PAD.left + W - PAD.right) / 2, y: H - 4, "text-anchor": "middle", text: xLabel }));
     parts.push(s("text", { class: "tick", x: 12, y: (H - PAD.bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(H - PAD.bottom) / 2})`, text: yLabel }));
     const inside = s("svg", { x: PAD.left, y: PAD.top, width: W - PAD.left - PAD.right, height: H - PAD.top - PAD.bottom, viewBox: `${PAD.left} ${PAD.top} ${W - PAD.left - PAD.right} ${H - PAD.top - PAD.bottom}` });
+    const dots = []; // beside the lines, which are cut at the frame
     all.forEach((one, index) => {
       let path = "";
       let pen = "M";
@@ -69,10 +70,10 @@ export function lineChart(place, { label, xLabel, yLabel, logY = false, yRange =
         pen = "L";
       });
       inside.append(s("path", { d: path || "M0 0", class: `line ${one.colour}`, "stroke-dasharray": one.dash ?? DASHES[index % DASHES.length] }));
-      if (one.x.length === 1 && path) inside.append(s("circle", { cx: px(one.x[0]), cy: py(one.v[0]), r: 3, class: `dot ${one.colour}` }));
+      if (one.x.length === 1 && path) dots.push(s("circle", { cx: px(one.x[0]), cy: py(one.v[0]), r: 3, class: `dot ${one.colour}` }));
     });
     const cursor = s("line", { class: "cursor", y1: PAD.top, y2: H - PAD.bottom, x1: -9, x2: -9 });
-    svg.replaceChildren(...parts, inside, cursor);
+    svg.replaceChildren(...parts, inside, ...dots, cursor);
     svg.setAttribute("aria-label", `${label}: ${series.map((one) => one.name).join(", ")}. Arrow keys read the values.`);
     keys.replaceChildren(...all.map((one, index) => h("li", {},
       s("svg", { viewBox: "0 0 26 8", width: 26, height: 8, "aria-hidden": "true" },

@@ -1,12 +1,13 @@
 // Gates of all layers: a row each, dots for the images of a set, a mark for the image itself.
 
+import { ticksOf } from "./chart.js";
 import { clamp, h, s } from "./dom.js";
 
 const ROW = 26;
 const PAD = { left: 122, right: 56, top: 22, bottom: 26 };
 
 export function gateChart(place) {
-  function draw(layers, sets) {
+  function draw(layers, sets, whole = false) {
     if (!layers.length) {
       place.replaceChildren(h("p", { class: "note", text: "This network has no tail propagation, so there is no gate." }));
       return;
@@ -14,12 +15,14 @@ export function gateChart(place) {
     const W = clamp(place.clientWidth || 760, 280, 860);
     const top = layers.some((one) => one.gate_name !== "λ") ? 2 : 1; // an order goes to 2
     const height = PAD.top + PAD.bottom + ROW * layers.length;
-    const x = (v) => PAD.left + (v / top) * (W - PAD.left - PAD.right);
+    const all = [...layers.map((one) => one.gate), ...Object.values(sets).flat()];
+    const room = Math.max(0.01, 0.1 * (Math.max(...all) - Math.min(...all)));
+    const [low, high] = whole ? [0, top] : [Math.max(0, Math.min(...all) - room), Math.min(top, Math.max(...all) + room)];
+    const x = (v) => PAD.left + ((v - low) / (high - low)) * (W - PAD.left - PAD.right);
     const svg = s("svg", { viewBox: `0 0 ${W} ${height}`, role: "img", class: "lines gates", "aria-label": `Gates: ${layers.map((one) => `stage ${one.stage} layer ${one.layer} ${one.gate.toFixed(2)}`).join(", ")}` });
-    for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-      const v = share * top;
+    for (const { v, text } of ticksOf(low, high, W < 500 ? 3 : 5)) {
       svg.append(s("line", { class: "grid", x1: x(v), x2: x(v), y1: PAD.top - 6, y2: height - PAD.bottom }));
-      svg.append(s("text", { class: "tick", x: x(v), y: height - 8, "text-anchor": "middle", text: String(v) }));
+      svg.append(s("text", { class: "tick", x: x(v), y: height - 8, "text-anchor": "middle", text }));
     }
     layers.forEach((one, i) => {
       const y = PAD.top + ROW * (i + 0.5);

@@ -86,7 +86,7 @@ export function mountInside() {
   }
 
   function drawGates() {
-    gates.draw(found?.layers ?? [], sets[model.value]?.values ?? {});
+    gates.draw(found?.layers ?? [], sets[model.value]?.values ?? {}, $("#inside-whole").checked);
     const set = sets[model.value];
     $("#inside-set-note").textContent = set ? `Beside ${set.images} images of ${set.where}.` : "Each gate beside its values over a set of images.";
   }
@@ -137,6 +137,7 @@ export function mountInside() {
   });
   model.addEventListener("change", () => { found = null; inspect(); });
   $("#inside-stage").addEventListener("change", drawResponses);
+  $("#inside-whole").addEventListener("change", drawGates);
   $("#inside-set").addEventListener("click", compareSet);
   $("#inside-cancel").addEventListener("click", () => { if (job) post(`/api/jobs/${job.id}/cancel`, {}).catch((error) => fail(error.message)); });
   $("#inside-controls").addEventListener("submit", (event) => event.preventDefault());

@@ -12,7 +12,6 @@ export const onImage = (listen) => current.addEventListener("image", listen);
 
 export function choose(image) {
   chosen = image;
-  clearFailure();
   say(`${image.name}, ${image.width} by ${image.height} pixels`);
   current.dispatchEvent(new Event("image"));
 }
@@ -20,6 +19,7 @@ export function choose(image) {
 export async function take(file) {
   if (!file) return;
   document.body.classList.add("busy");
+  clearFailure();
   try {
     choose({ ...(await upload(file)), own: true });
   } catch (error) {
@@ -53,10 +53,11 @@ export function picker(place, name) {
     h("b", { text: "Drop an image" }), h("span", { text: "or choose a file" }), shown);
   const list = h("select", { id: `sample-${name}` }, h("option", { value: "", text: "Own image" }));
   list.addEventListener("change", () => {
+    clearFailure();
     if (list.value) chooseSample(list.value);
     else show(); // an image of one's own is chosen as a file
   });
-  place.replaceChildren(file, zone, h("label", { class: "row", for: `sample-${name}` }, h("span", { text: "Photograph" }), list));
+  place.replaceChildren(file, zone, h("div", { class: "row" }, h("label", { for: `sample-${name}`, text: "Photograph" }), list));
   loadSamples().then((found) => {
     list.append(...found.map((one) => h("option", { value: one.id, text: one.name })));
     show();
