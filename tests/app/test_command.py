@@ -31,7 +31,7 @@ def begin(folder: Path, *args: str) -> tuple[subprocess.Popen[str], int]:
     return process, int(line.removeprefix(ADDRESS).split()[0])
 
 
-def test_it_answers_before_pytorch_is_imported_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+def test_it_answers_before_pytorch_is_imported_and_ends_with_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process, port = begin(tmp_path, "--no-browser")
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -42,17 +42,9 @@ def test_it_answers_before_pytorch_is_imported_and_ends_with_ctrl_c(tmp_path: Pa
         if listening.exists():  # on 127.0.0.1 and nowhere else
             rows = [line.split() for line in listening.read_text().splitlines()[1:]]
             assert {row[1] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"} == {f"0100007F:{port:04X}"}
-        other = subprocess.run(
-            [sys.executable, "-m", "tailprop", "app", "--port", str(port)],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert other.returncode == 2
-        assert (
-            other.stderr == f"tailprop: port {port} is in use; choose another with --port, or let one be found with --port 0\n"
-        )
+        assert tailprop_cli.main(["app", "--port", str(port)]) == 2
+        wanted = f"tailprop: port {port} is in use; choose another with --port, or let one be found with --port 0\n"
+        assert capsys.readouterr().err == wanted
     finally:
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
