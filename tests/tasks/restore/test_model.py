@@ -13,12 +13,12 @@ from tailprop.tasks.restore.model import RESTORERS, DnCNN, TailPropIR, create_re
 from tailprop.tasks.restore.task import charbonnier
 
 SMALL = dict(dim=8, depths=(2, 1), num_heads=2, embedding_px=8)
-NETWORKS = [name for name in RESTORERS if name.endswith("_light")] + ["dncnn"]
+NETWORKS = [name for name in RESTORERS if name.endswith("_light")] + ["dncnn", "tailprop_unet"]
+SMALLER = {"dncnn": dict(dim=8, depth=3), "tailprop_unet": dict(dims=(8, 12, 16), blocks=1, depth=2)}
 
 
 def small(name: str, in_chans: int = 1) -> torch.nn.Module:
-    settings = dict(dim=8, depth=3) if name == "dncnn" else SMALL
-    return create_restorer(name, in_chans, **settings)
+    return create_restorer(name, in_chans, **SMALLER.get(name, SMALL))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -52,7 +52,7 @@ def test_every_parameter_has_a_gradient(name: str) -> None:
 
 
 def test_checkpointing_changes_nothing() -> None:
-    for name in ("tailprop_ir_light", "dncnn"):
+    for name in ("tailprop_ir_light", "dncnn", "tailprop_unet"):
         model = small(name).eval()
         torch.nn.init.normal_(model.conv_out.weight, std=0.1)
         x = torch.rand(1, 1, 16, 16)

@@ -142,7 +142,7 @@ class RestorerConfig(ModelConfig):
     """The network."""
 
     name: str = "tailprop_ir"
-    """tailprop_ir, vheat_ir, waveformer_ir, swinir, identity_ir, each also with the suffix _light; or dncnn."""
+    """tailprop_ir, vheat_ir, waveformer_ir, swinir, identity_ir, each also with the suffix _light; tailprop_unet; or dncnn."""
     in_chans: int = 1
     """1 for gray images, 3 for colour."""
 

@@ -86,14 +86,18 @@ class CropDataset(KeyedDataset):
         pixels = try_pixels(path)
         if isinstance(pixels, Broken):
             return pixels
-        pixels = np.ascontiguousarray(fit_channels(pixels, self.channels, studio))
+        pixels = np.ascontiguousarray(fit_channels(pixels, self._channels_of(pixels), studio))
         if pixels.nbytes <= self.cache_bytes_left:
             self.cache_bytes_left -= pixels.nbytes
             self.kept[path] = pixels
         return pixels
 
+    def _channels_of(self, pixels: Pixels) -> int:
+        """Those of the network. With `gray_share`, gray images stay gray: their noise must not differ between channels."""
+        return 1 if self.data.gray_share and pixels.shape[2] <= 2 else self.channels
+
     def _pair(self, path: Path, clean: Pixels, given: Pixels | None, rng: np.random.Generator) -> Pair:
-        if self.data.gray_share and rng.random() < self.data.gray_share and self.channels == 3:
+        if self.data.gray_share and rng.random() < self.data.gray_share and clean.shape[2] == 3:
             clean, given = full_luma(clean), given if given is None else full_luma(given)
         degraded, clean_crop = random_crops(clean, given, self.data.crop_px, self.how, rng)
         return Pair(path.name, _to_tensor(expand(degraded, self.channels)), _to_tensor(expand(clean_crop, self.channels)))

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from tailprop.backbone.mixers import MIXERS, build_mixer, resample_embedding
 from tailprop.backbone.model import TPOLayer, init_module, to_nchw, to_nhwc
+from tailprop.tasks.restore.padding import pad_to_multiple
+from tailprop.tasks.restore.unet import UNETS, TailPropUNet
 from tailprop.utils.validation import check_at_least, check_between, check_choice
 
 __all__ = ["RESTORERS", "DnCNN", "TailPropIR", "create_restorer"]
@@ -162,7 +164,7 @@ class TailPropIR(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, in_chans, H, W) -> (B, in_chans, sH, sW)
         h, w = (self.upscale * side for side in x.shape[-2:])
-        padded = _pad_to_multiple((x - self.mean) * self.img_range, self.grid_px)
+        padded = pad_to_multiple((x - self.mean) * self.img_range, self.grid_px)
         patches = F.pixel_unshuffle(padded, self.patch_px)  # (B, in_chans p^2, H/p, W/p)
         residual = F.pixel_shuffle(self.conv_out(to_nchw(self._body(patches))), self.patch_px * self.upscale)
         return _enlarge(x, self.upscale) + residual[..., :h, :w] / self.img_range
@@ -214,15 +216,6 @@ def _enlarge(x: Tensor, scale: int) -> Tensor:
     return F.interpolate(x, scale_factor=scale, mode="bicubic", antialias=True)
 
 
-def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Pad on the right and at the bottom to multiples, by reflection, or by repeating the edge of a thin image."""
-    h, w = x.shape[-2:]
-    below, right = -h % multiple, -w % multiple
-    if below == right == 0:
-        return x
-    return F.pad(x, (0, right, 0, below), mode="reflect" if below < h and right < w else "replicate")
-
-
 def _check_body(
     in_chans: int, dim: int, depths: Sequence[int], drop_path_rate: float, mlp_ratio: float, img_range: float
 ) -> None:
@@ -251,6 +244,7 @@ _FAMILIES = {
 RESTORERS: Final[dict[str, dict[str, Any]]] = {
     **{family: dict(mixer=mixer, **_PAPER) for family, mixer in _FAMILIES.items()},
     **{f"{family}_light": dict(mixer=mixer, **_LIGHT) for family, mixer in _FAMILIES.items()},
+    **UNETS,
     "dncnn": {},
 }
 
@@ -258,11 +252,12 @@ RESTORERS: Final[dict[str, dict[str, Any]]] = {
 def create_restorer(name: str, in_chans: int = 1, **settings: Any) -> nn.Module:
     """Create a restoration network by name; `settings` override its defaults."""
     check_choice("restoration model", name, tuple(RESTORERS))
-    kind = DnCNN if name == "dncnn" else TailPropIR
-    if kind is DnCNN:  # a recipe may be used for both, so settings of SwinIR's body are ignored
+    kind = DnCNN if name == "dncnn" else TailPropUNet if name in UNETS else TailPropIR
+    if kind is not TailPropIR:
         if settings.get("upscale", 1) != 1:
             raise ValueError(f"{name} restores at the size of its input; choose another network for super-resolution")
-        known, body = (inspect.signature(cls).parameters for cls in (DnCNN, TailPropIR))
+        known, body = (inspect.signature(cls).parameters for cls in (kind, TailPropIR))
+        # a recipe may be used for several networks, so settings of SwinIR's body are ignored
         settings = {key: value for key, value in settings.items() if key in known or key not in body}
     try:
         return kind(in_chans=in_chans, **(RESTORERS[name] | settings))
