@@ -10,6 +10,7 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.axes import Axes
 from matplotlib.font_manager import fontManager
+from matplotlib.text import Text
 from PIL import Image
 
 from tailprop.engine.config import ModelConfig
@@ -18,7 +19,7 @@ from tailprop.tasks.classify.figures import draw_confusion
 from tailprop.tasks.common import figures, fonts
 from tailprop.tasks.common.figures import draw_learning, run_title
 from tailprop.tasks.common.fonts import drawable, drawable_names, families_for, load_font, missing_characters
-from tailprop.tasks.common.look import COLORS, look, new_figure, set_title
+from tailprop.tasks.common.look import COLORS, look, new_figure, set_title, wrap
 from tailprop.tasks.common.pages import GAP_PX, draw_page, with_caption
 from tailprop.tasks.common.palette import as_seen, class_color
 from tailprop.tasks.restore.figures import richest_detail
@@ -57,13 +58,29 @@ def test_the_look_ends() -> None:
     assert matplotlib.rcParams["axes.spines.top"] == before
 
 
-def test_long_titles_are_wrapped() -> None:
+@pytest.mark.parametrize("name", ["a run with a long name, ", "run_" * 40, "\u0416" * 70, "iiiii WWWWW "], ids=range(4))
+@look()
+def test_long_titles_are_wrapped(name: str) -> None:
     figure = new_figure(4, 2)
-    set_title(figure, "a run with a long name, " * 6, "price in $")
+    set_title(figure, name * 6, "price in $")
+    figure.canvas.draw()
     lines = figure.get_suptitle().splitlines()
-    assert len(lines) > 3
-    assert max(map(len, lines)) <= 42
+    assert "".join(lines[:-1]).replace(" ", "") == (name * 6).replace(" ", "")
     assert lines[-1] == r"price in \$"
+    title: Text = figure._suptitle  # type: ignore[attr-defined]
+    box = title.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert box.width > 0.6 * figure.bbox.width  # and not earlier than needed
+
+
+def test_a_number_stays_with_its_unit() -> None:
+    text = "Receptive field, drawn at 192 px, top-1 72.3 %"
+    for width in np.linspace(0.8, 4, 30):
+        lines = [line.replace("\u00a0", " ") for line in wrap(text, float(width), 11).splitlines()]
+        assert " ".join(lines) == text
+        assert not any(line.startswith(("px", "%")) for line in lines)
+    assert wrap("", 4, 11) == ""
 
 
 # Fonts

@@ -6,7 +6,9 @@ DIR/kernels.gif      the animation of the kernels
 DIR/index.html       all of them with their captions, written by `figure all`
 """
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -61,7 +63,7 @@ def run(options: DrawFigure) -> None:
     if options.name == ALL:
         write_page(options.out / "index.html", pictures, networks, left_out, _command(options))
     for picture in pictures:
-        say(f"{options.out / picture.name}.png: {picture.title.lower()}")
+        say(f"{options.out / picture.name}.png: {picture.title}")
     for line in left_out:
         say(line)
     if options.name == ALL:
@@ -102,6 +104,11 @@ def write_animation(path: Path, frames: Sequence[Image.Image]) -> None:
 
 
 def _command(options: DrawFigure) -> str:
-    checkpoints = f" --checkpoint {' '.join(options.checkpoint)}" if options.checkpoint else ""
-    images = f" --images {options.images}" if options.images else ""
-    return f"tailprop figure {options.name}{checkpoints}{images} --out {options.out}"
+    """The command line that draws the same again."""
+    words = ["tailprop", "figure", options.name]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name != "name" and value != field.default:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [f"--{field.name.replace('_', '-')}", *map(str, values)]
+    return shlex.join(words)

@@ -15,7 +15,7 @@ from tailprop.backbone.operator import TailPropagation
 from tailprop.studies.figures.gate import Scores, gate_name, scores_of
 from tailprop.studies.figures.inputs import Inputs, Picture, Tick
 from tailprop.studies.figures.network import Network, batches
-from tailprop.tasks.common.look import COLORS, look, name_panels, new_figure, plain
+from tailprop.tasks.common.look import COLORS, look, name_panels, new_figure, plain, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["describe", "diagnose", "draw"]
 
 LABELS: Final = {
-    "gate": "mean \u03bb",
+    "gate": "mean \u03bb",  # or the order
     "cauchy_share": "effective Cauchy contribution",
     "response_share": "response-only Cauchy score",
     "high_frequency": "energy above half the highest frequency",
 }
 UNITS: Final = {
+    "gate": "mean over channels and images",
     "cauchy_share": "share of the response",
     "response_share": "mean share",
     "high_frequency": "share of the energy",
@@ -61,11 +62,11 @@ def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
         images = [sample.x for sample in inputs.samples(group[0])]
         found.append([diagnose(network, images, lambda done: tick(done * work)) for network in group])
     names = [describe(group) for group in groups]
-    figure = new_figure(8.4, 5.6)
+    figure = new_figure(8.2, 5.6)
     panels = figure.subplots(2, 2)
     for axes, score in zip(panels.flat, LABELS, strict=True):
         _draw_score(axes, score, dict(zip(map(plain, names), found, strict=True)))
-    panels[0, 0].set_ylabel("/".join(dict.fromkeys(_gate_label(group[0]) for group in groups)))
+    panels[0, 0].set_title(" / ".join(dict.fromkeys(_gate_label(group[0]) for group in groups)))
     name_panels(panels.ravel().tolist())
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=1)
@@ -108,15 +109,22 @@ def _draw_score(axes: "Axes", score: str, found: dict[str, list[Stages]]) -> Non
             tops = [max(top, mean + d) for top, mean, d in zip(tops, means, deviations, strict=True)]
         for bar, mean, top in zip(drawn, means, tops, strict=True):
             above = (bar.get_x() + bar.get_width() / 2, top)
-            size = 7.5 if len(found) > 1 else 8.5
-            axes.annotate(f"{mean:.3f}", above, (0, 4), textcoords="offset points", ha="center", fontsize=size)
+            axes.annotate(
+                f"{mean:.3f}",
+                above,
+                (0, 4),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                rotation=90 * (len(found) > 2),
+            )
     axes.set(
-        title=LABELS[score],
-        ylabel=UNITS.get(score, ""),
+        title=wrap(LABELS[score], 3.4, 10),
+        ylabel=UNITS[score],
         xlabel="stage",
         xticks=range(1, 1 + max(len(seeds[0]) for seeds in found.values())),
     )
-    axes.margins(y=0.15)
+    axes.margins(y=0.15 if len(found) < 3 else 0.25)
 
 
 def _note(groups: Sequence[Sequence[Network]], names: Sequence[str], inputs: Inputs) -> str:

@@ -13,7 +13,8 @@ from tailprop.backbone.operator import TailPropagation
 from tailprop.studies.figures.gate import HIGHEST, gate_name, gate_of, responses_at
 from tailprop.studies.figures.inputs import Inputs, Picture, Sample, Tick
 from tailprop.studies.figures.network import Network, batches
-from tailprop.tasks.common.look import COLORS, HIDDEN, look, new_figure, set_title
+from tailprop.studies.figures.propagate import mix_color
+from tailprop.tasks.common.look import HIDDEN, look, new_figure, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,8 @@ Array = npt.NDArray[np.float64]
 POINTS = 241  # frequencies of a curve
 PICKED = ("low", "intermediate", "high")
 STYLES = ("-", "--", ":")
+PICKED_COLORS = tuple(mix_color(share, (0, 1)) for share in (0, 0.5, 1))  # low lambda is Cauchy, high lambda is Gaussian
+FREQUENCY = r"frequency $\sqrt{\rho}$, rad / position"
 WIDTH = 0.15  # of the enlarged interval, as a share of the axis
 
 
@@ -55,10 +58,11 @@ def widest_interval(low: Array, high: Array, width: float = WIDTH) -> tuple[int,
 def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
     groups = inputs.with_operators("gates")
     pictures = []
-    for group, suffix in zip(groups.values(), inputs.suffixes("gates"), strict=True):
+    titles = inputs.titled("Gates of single images", "gates")
+    for group, suffix, title in zip(groups.values(), inputs.suffixes("gates"), titles, strict=True):
         network, samples = group[0], inputs.samples(group[0])
         gates = _measure(network, samples, lambda done: tick(done / len(groups)))
-        pictures.append(_picture(f"gates{suffix}", network, samples, gates))
+        pictures.append(_picture((f"gates{suffix}", title), network, samples, gates))
     return pictures
 
 
@@ -89,10 +93,10 @@ def _curves(network: Network, x: Tensor) -> list[Array]:
     return [np.mean(found[stage], axis=0) for stage in sorted(found)]
 
 
-def _picture(name: str, network: Network, samples: Sequence[Sample], gates: Gates) -> Picture:
+def _picture(names: tuple[str, str], network: Network, samples: Sequence[Sample], gates: Gates) -> Picture:
     widest = max(range(len(gates.curves)), key=lambda s: float(np.abs(gates.curves[s][2] - gates.curves[s][0]).max()))
-    figure = new_figure(8.4, 6.4)
-    panels = figure.subplot_mosaic([list("aabbcc"), list("AABBCC"), ["s"] * 6], height_ratios=[1.0, 0.75, 1.6])
+    figure = new_figure(7.8, 6.4)
+    panels = figure.subplot_mosaic([list("aabbcc"), list("AABBCC"), list("ssssii")], height_ratios=[1.0, 0.75, 1.6])
     most = max(float(v.max()) for v in gates.values)
     digits = _digits(gates)
     for place, (word, index) in enumerate(zip(PICKED, gates.picked, strict=True)):
@@ -101,10 +105,10 @@ def _picture(name: str, network: Network, samples: Sequence[Sample], gates: Gate
         image.imshow(samples[index].shown, cmap="gray")
         image.set_title(f"{word} {gates.name} = {mean:.{digits}f}")
         image.axis("off")
-        bars = _draw_bars(panels["ABC"[place]], [float(v[index]) for v in gates.values], COLORS[place], most)
-        panels["ABC"[place]].bar_label(bars, fmt=f"{{:.{digits}f}}", fontsize=8, padding=1)
+        bars = _draw_bars(panels["ABC"[place]], [float(v[index]) for v in gates.values], PICKED_COLORS[place], most)
+        panels["ABC"[place]].bar_label(bars, fmt=f"{{:.{digits}f}}", fontsize=9 if digits < 4 else 8, padding=1)
         panels["ABC"[place]].set_ylabel(gates.name if place == 0 else "")
-    _draw_curves(panels["s"], gates, widest)
+    _draw_curves(panels["s"], panels["i"], gates, widest)
     set_title(figure, network.label)
     spread = max(float(v.max() - v.min()) for v in gates.values)
     note = (
@@ -113,7 +117,7 @@ def _picture(name: str, network: Network, samples: Sequence[Sample], gates: Gate
         f"where the low and the high image differ most. Over the images {gates.name} varies by at most {spread:.4f} in a stage"
         + (": it does not depend on the image." if spread < 1e-6 else ".")
     )
-    return Picture(name, "Gates of single images", note, figure, _rows(network, samples, gates, widest))
+    return Picture(*names, note, figure, _rows(network, samples, gates, widest))
 
 
 def _digits(gates: Gates) -> int:
@@ -124,35 +128,35 @@ def _digits(gates: Gates) -> int:
 
 
 def _draw_bars(axes: "Axes", values: Sequence[float], color: str, most: float) -> Any:
-    axes.set(xticks=range(1, len(values) + 1), ylim=(0, max(1.0, 1.25 * most)), xlabel="stage")
+    top = 1 if most <= 1 else 2  # of lambda and of an order
+    axes.set(xticks=range(1, len(values) + 1), yticks=(0, top / 2, top), ylim=(0, 1.2 * top), xlabel="stage")
+    axes.spines["left"].set_bounds(0, top)
     return axes.bar(range(1, len(values) + 1), values, 0.6, color=color)
 
 
-def _draw_curves(axes: "Axes", gates: Gates, stage: int) -> None:
+def _draw_curves(axes: "Axes", beside: "Axes", gates: Gates, stage: int) -> None:
+    """The responses, and beside them the interval where they differ most: an inset would hide curves of some networks."""
     frequencies, curves = np.linspace(0, HIGHEST, POINTS), gates.curves[stage]
     first, last = widest_interval(curves[0], curves[2])
     for place, word in enumerate(PICKED):
-        axes.plot(frequencies, curves[place], STYLES[place], color=COLORS[place], label=f"{word} {gates.name}")
-    axes.set(xlabel=r"frequency $\sqrt{\rho}$, radians per position", ylabel=f"response, stage {stage + 1}")
+        axes.plot(frequencies, curves[place], STYLES[place], color=PICKED_COLORS[place], label=f"{word} {gates.name}")
+    axes.set(xlabel=FREQUENCY, ylabel=f"response, stage {stage + 1}")
     axes.set(xlim=(0, HIGHEST), ylim=(0, 1.08 * max(1.0, float(curves.max()))))
     axes.axvspan(frequencies[first], frequencies[last], color=HIDDEN, alpha=0.12, linewidth=0)
-    axes.legend(loc="lower left")
-    is_low = float(curves[:, POINTS // 2 :].mean()) < 0.5  # the inset goes where the curves are not
-    inset = axes.inset_axes((0.6, 0.46 if is_low else 0.14, 0.38, 0.44))
-    _draw_inset(inset, frequencies[first : last + 1], curves[:, first : last + 1])
+    axes.legend()
+    _enlarge(beside, frequencies[first : last + 1], curves[:, first : last + 1])
 
 
-def _draw_inset(inset: "Axes", frequencies: Array, curves: Array) -> None:
-    """The interval enlarged; differences from the intermediate image where the curves would lie on each other."""
+def _enlarge(axes: "Axes", frequencies: Array, curves: Array) -> None:
+    """An interval enlarged; differences from the intermediate image where the curves would lie on each other."""
     hidden = float(np.abs(curves[2] - curves[0]).max()) < 0.05 * float(np.ptp(curves))
     for place in range(len(PICKED)):
         shown = curves[place] - curves[1] if hidden else curves[place]
-        inset.plot(frequencies, shown, STYLES[place], color=COLORS[place])
-    inset.set_title("where low and high differ most" + (": minus intermediate" if hidden else ""), fontsize=8.5)
-    inset.set_xlim(frequencies[0], frequencies[-1])
-    inset.tick_params(labelsize=8)
-    inset.ticklabel_format(axis="y", scilimits=(-3, 3))
-    inset.yaxis.get_offset_text().set_fontsize(8)
+        axes.plot(frequencies, shown, STYLES[place], color=PICKED_COLORS[place])
+    axes.set(title="shaded: low and high\ndiffer most", xlabel=FREQUENCY, xlim=(frequencies[0], frequencies[-1]))
+    axes.set_ylabel("response minus intermediate" if hidden else "response")
+    axes.locator_params(axis="x", nbins=4)
+    axes.ticklabel_format(axis="y", scilimits=(-3, 3))
 
 
 def _rows(network: Network, samples: Sequence[Sample], gates: Gates, drawn: int) -> list[dict[str, Any]]:

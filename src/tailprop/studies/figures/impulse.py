@@ -31,7 +31,7 @@ def radial_decay(response: Array, source: tuple[int, int]) -> tuple[Array, Array
 
 @look()
 def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
-    return draw_each("impulse", inputs, tick, _draw)
+    return draw_each("impulse", "Controlled propagation of an impulse", inputs, tick, _draw)
 
 
 def _draw(case: Case) -> Picture:
@@ -54,7 +54,7 @@ def _draw(case: Case) -> Picture:
         + ". Each response is divided by its peak; contours at 0.1, 0.01, 0.001 and 0.0001. The percentages are the part of "
         "the response that stays where it was: near 100 %, propagation is switched off."
     )
-    return Picture(case.file, "Controlled propagation of an impulse", note, figure, rows)
+    return Picture(case.file, case.title, note, figure, rows)
 
 
 def _kept(response: Array, source: tuple[int, int]) -> float:

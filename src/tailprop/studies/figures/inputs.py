@@ -107,6 +107,11 @@ class Inputs:
             return [""]
         return [f"_{m}" if mixers.count(m) == 1 else f"_{m}_{n}" for n, m in enumerate(mixers, start=1)]
 
+    def titled(self, title: str, figure: str) -> list[str]:
+        """The title of a figure for each group that has tail propagation, with the group's name if there are several."""
+        names = list(self.with_operators(figure))
+        return [title] if len(names) == 1 else [f"{title}: {name}" for name in names]
+
 
 def _shrunk(image: Image.Image) -> Image.Image:
     """An image whose shorter side is below 2 MOST_PX, so that a folder of photographs fits into memory."""

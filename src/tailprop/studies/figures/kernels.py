@@ -19,6 +19,8 @@ Array = npt.NDArray[np.float64]
 LENGTH: Final = 4.0  # standard deviation of the Gaussian and half-width of the Cauchy kernel, positions
 FRAMES: Final = 17  # of the animation, there; as many back
 SIDE: Final = 129  # of its map
+DISTANCE: Final = "distance, positions"
+KERNEL: Final = "kernel, per position\u00b2"
 
 
 def gaussian_kernel(r: Array, length: float = LENGTH) -> Array:
@@ -44,14 +46,14 @@ def draw(inputs: Inputs, tick: Tick) -> list[Picture]:  # noqa: ARG001 - every f
     spectra = np.exp(-(LENGTH**2) / 2 * w**2), np.exp(-LENGTH * w)
     kernels = gaussian_kernel(r), cauchy_kernel(r)
     near = np.linspace(0, 16, 200)
-    _pair(panels[0, 0], near, (gaussian_kernel(near), cauchy_kernel(near)), "distance, positions", "kernel", "near the source")
+    _pair(panels[0, 0], near, (gaussian_kernel(near), cauchy_kernel(near)), DISTANCE, KERNEL, "near the source")
     _pair(panels[0, 1], w, spectra, r"frequency $\sqrt{\rho}$, radians per position", "response", "in frequency")
-    _pair(panels[1, 0], r, kernels, "distance, positions (log)", "kernel (log)", "the tails")
+    _pair(panels[1, 0], r, kernels, DISTANCE, KERNEL, "the tails, logarithmic")
     panels[1, 0].set(xscale="log", yscale="log", ylim=(1e-8, 2e-2), xlim=(0.5, 128))
     far = cauchy_kernel(r) * (r > 8)
     panels[1, 0].plot(r[far > 0], 1.6 * LENGTH / (2 * np.pi * r[far > 0] ** 3), ":", color=HIDDEN, label=r"$\propto r^{-3}$")
     panels[1, 0].legend()
-    _pair(panels[1, 1], r, outside(r), "distance, positions (log)", "share of the mass beyond", "what lies far away")
+    _pair(panels[1, 1], r, outside(r), DISTANCE, "share of the mass beyond", "what lies far away")
     panels[1, 1].set(xscale="log", xlim=(0.5, 128), ylim=(0, 1))
     _explain(panels)
     name_panels(panels.ravel().tolist())
@@ -131,7 +133,7 @@ class _Scene:
         right.loglog(r, gaussian_kernel(r) / gaussian_kernel(zero), ":", color=GAUSSIAN, label="Gaussian", linewidth=1)
         right.loglog(r, cauchy_kernel(r) / cauchy_kernel(zero), ":", color=CAUCHY, label="Cauchy", linewidth=1)
         (self.curve,) = right.loglog(r, np.ones_like(r), linewidth=2.2, label="mix", color=CAUCHY)
-        right.set(xlabel="distance, positions", ylabel="response / peak", ylim=(10.0**-DECADES, 1.5), xlim=(1, half))
+        right.set(xlabel=DISTANCE, ylabel="response / peak", ylim=(10.0**-DECADES, 1.5), xlim=(1, half))
         right.grid()
         self.legend = right.legend(loc="lower left").get_lines()[-1]
         self.figure.canvas.draw()

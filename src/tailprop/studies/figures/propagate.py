@@ -128,6 +128,7 @@ class Case:
     """What the figures of point sources are drawn from."""
 
     file: str  # name without suffix
+    title: str
     network: Network
     layer: Layer
     mixes: list[Mixed]
@@ -143,13 +144,13 @@ class Case:
         return f"{self.layer.name} ({self.layer.describe_scales})"
 
 
-def draw_each(figure: str, inputs: Inputs, tick: Tick, draw: Callable[[Case], Picture]) -> list[Picture]:
+def draw_each(figure: str, title: str, inputs: Inputs, tick: Tick, draw: Callable[[Case], Picture]) -> list[Picture]:
     """A picture for each network that has tail propagation, of the layer of `inputs.stage` that reaches furthest."""
     groups = inputs.with_operators(figure)
     pictures = []
-    for group, suffix in zip(groups.values(), inputs.suffixes(figure), strict=True):
+    for group, suffix, named in zip(groups.values(), inputs.suffixes(figure), inputs.titled(title, figure), strict=True):
         layer = pick_layer(group[0], inputs.stage)
-        pictures.append(draw(Case(figure + suffix, group[0], layer, sweep(layer.operator), inputs.map_px)))
+        pictures.append(draw(Case(figure + suffix, named, group[0], layer, sweep(layer.operator), inputs.map_px)))
         tick(1 / len(groups))
     return pictures
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tailprop.studies.figures.inputs import Inputs, Picture, Sample, Tick
 from tailprop.studies.figures.network import Network, batches, untrained, without_mixers
-from tailprop.tasks.common.look import COLORS, color_bar, look, new_figure, plain, set_title
+from tailprop.tasks.common.look import COLORS, color_bar, look, new_figure, plain, set_title, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +32,9 @@ LEAST_PX: Final = 192
 MOST_IMAGES: Final = 24  # more hardly change a mean field, and each is a forward and a backward pass
 DECADES: Final = 4  # of the colour scale
 SHARES: Final = (0.5, 0.9)  # of the mass, whose area is measured
-AREAS: Final = "above each: % of the image that holds 50 % and 90 % of the field"
+AREAS: Final = "above each: area that holds 50 % / 90 % of the field, % of the image"
 CASES: Final = 4  # images that are drawn alone
+PITCH, LEAST_PITCH, MOST_INCHES = 1.65, 1.1, 9.0  # from one column to the next, and of all columns
 STYLES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 
@@ -117,15 +118,15 @@ def _measure(what: tuple[str, Network, str], samples: Sequence[Sample], seed: in
 
 def _draw_means(columns: Sequence[Column]) -> Picture:
     alone = len(columns) == 1  # then the states stand side by side
-    figure = new_figure(9.0, 3.7) if alone else new_figure(1.2 + 1.75 * len(columns), 6.6)
+    figure = new_figure(8.4, 3.6) if alone else new_figure(1.3 + _pitch(len(columns)) * len(columns), 0.9 + 1.75 * len(STATES))
     panels = figure.subplots(1, len(STATES), squeeze=False).T if alone else figure.subplots(len(STATES), len(columns))
     last = len(STATES) - 1
     for place, column in enumerate(columns):
         for row, found in enumerate(column):
-            axes, title = panels[row, place], found.title
+            axes = panels[row, place]
             drawn = _draw_field(axes, found.mean)
-            heading = f"{found.state}\n" if alone else f"{title}\n" if row == 0 else ""
-            axes.set_title(f"{heading}50 %: {found.mean_areas[0]:.1f}   90 %: {found.mean_areas[1]:.1f}", size=9)
+            heading = f"{found.state}\n" if alone else _heading(found, _pitch(len(columns))) if row == 0 else ""
+            axes.set_title(heading + _areas(found.mean_areas), size=9)
             left = row == 0 if alone else place == 0
             axes.set_ylabel("y, px" if alone and left else f"{found.state}\ny, px" if left else "")
             axes.set_xlabel("x, px" if alone or row == last else "")
@@ -176,7 +177,8 @@ def _draw_reach(columns: Sequence[Column]) -> Picture:
 
 
 def _draw_cases(columns: Sequence[Column], shown: Sequence[Sample]) -> Picture:
-    figure = new_figure(2.0 + 1.75 * len(columns), 0.7 + 1.75 * len(shown))
+    pitch = _pitch(len(columns) + 1)
+    figure = new_figure(1.2 + pitch * (len(columns) + 1), 0.9 + pitch * len(shown))
     panels = figure.subplots(len(shown), len(columns) + 1, squeeze=False)
     rows = []
     for case, sample in enumerate(shown):
@@ -188,14 +190,27 @@ def _draw_cases(columns: Sequence[Column], shown: Sequence[Sample]) -> Picture:
             areas = found.areas[case]
             axes = panels[case, place]
             drawn = _draw_field(axes, found.first[case])
-            heading = f"{found.title}\n" if case == 0 else ""
-            axes.set_title(f"{heading}50 %: {areas[0]:.1f}   90 %: {areas[1]:.1f}", size=9)
+            axes.set_title((_heading(found, pitch) if case == 0 else "") + _areas(areas), size=9)
             axes.set(xticks=[], yticks=[])
             rows.append({"image": sample.name, **_row(found, 1, areas)})
     color_bar(figure, drawn, panels[:, 1:].ravel().tolist(), "gradient over its maximum, log10")
     set_title(figure, f"Receptive field of single images, trained, {_subject(columns, single=True)}", AREAS)
     note = "The same for single images and trained networks (Appendix H of the paper)."
     return Picture("receptive_field_cases", "Effective receptive field of single images", note, figure, rows)
+
+
+def _pitch(columns: int) -> float:
+    return max(LEAST_PITCH, min(PITCH, MOST_INCHES / columns))
+
+
+def _heading(found: Measured, pitch: float) -> str:
+    """The name of a column, and how well its network does."""
+    lines = (found.title, found.network.score)
+    return "".join(f"{plain(wrap(line, pitch - 0.15, 9))}\n" for line in lines if line)
+
+
+def _areas(areas: Sequence[float] | Field) -> str:
+    return f"{areas[0]:.1f} / {areas[1]:.1f}"
 
 
 def _draw_field(axes: "Axes", field: Field) -> object:

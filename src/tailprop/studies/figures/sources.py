@@ -16,7 +16,7 @@ PLACES: Final = {"centre": (0.5, 0.5), "mid-offset": (0.3, 0.65), "near corner":
 
 @look()
 def draw(inputs: Inputs, tick: Tick) -> list[Picture]:
-    return draw_each("sources", inputs, tick, _draw)
+    return draw_each("sources", "Controlled propagation of several sources", inputs, tick, _draw)
 
 
 def _draw(case: Case) -> Picture:
@@ -39,7 +39,7 @@ def _draw(case: Case) -> Picture:
         f"{case.network.label}. As the impulse, for three sources; near a border the response is reflected, which is what the "
         "cosine transform does."
     )
-    return Picture(case.file, "Controlled propagation of several sources", note, figure, rows)
+    return Picture(case.file, case.title, note, figure, rows)
 
 
 def _values(response: npt.NDArray[np.float64], source: tuple[int, int]) -> dict[str, str]:

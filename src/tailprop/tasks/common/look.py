@@ -1,12 +1,12 @@
 """The look of every figure: colours, sizes, fonts, colour bars, and writing to a file."""
 
-import textwrap
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tailprop.tasks.common.fonts import drawable, families_for
+from tailprop.tasks.common.fonts import drawable, families_for, load_font
 from tailprop.utils.files import make_folder, write_atomically
 
 if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing
@@ -25,6 +25,7 @@ __all__ = [
     "plain",
     "save_figure",
     "set_title",
+    "wrap",
 ]
 
 # Okabe and Ito's colours, which people with every kind of colour vision can tell apart; the light ones come last.
@@ -32,6 +33,8 @@ COLORS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 GAUSSIAN, CAUCHY = COLORS[0], COLORS[1]  # in every figure of the operator
 HIDDEN: Final = "#666666"  # of what is only there for orientation
 DPI: Final = 120
+_POINTS: Final = 72  # of an inch
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:px|%|dB|ms|images)(?!\w))")  # a number and its unit stay in one line
 
 _STYLE: Final[dict[str, Any]] = {
     "font.size": 10,
@@ -93,8 +96,43 @@ def _choose_fonts(figure: "Figure") -> None:
 
 def set_title(figure: "Figure", *lines: str) -> None:
     """A title above all panels; lines that are wider than the figure are wrapped."""
-    most = int(10.5 * figure.get_figwidth())  # characters
-    figure.suptitle("\n".join(textwrap.fill(plain(line), most) for line in lines))
+    width, size = figure.get_figwidth() - 0.2, _STYLE["figure.titlesize"]
+    figure.suptitle("\n".join(plain(wrap(line, width, size)) for line in lines))
+
+
+def wrap(text: str, width: float, size: float) -> str:
+    """Break a text into lines of about the same length, none wider than `width` inches in a font of `size` points."""
+    text, most = _UNIT.sub("\u00a0", drawable([text])[0]), width * _POINTS
+    font = load_font(round(10 * size), text)  # ten times as large, because glyphs are measured in whole pixels
+
+    def length(line: str) -> float:
+        return font.getlength(line) / 10
+
+    words = [part for word in text.split(" ") for part in _pieces(word, length, most)]
+    count = len(_lines(words, length, most))
+    while count > 1 and len(_lines(words, length, shorter := 0.95 * most)) == count and max(map(length, words)) <= shorter:
+        most = shorter
+    return "\n".join(_lines(words, length, most))
+
+
+def _lines(words: Sequence[str], length: Callable[[str], float], most: float) -> list[str]:
+    lines = [words[0]]
+    for word in words[1:]:
+        if length(longer := f"{lines[-1]} {word}") <= most:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def _pieces(word: str, length: Callable[[str], float], most: float) -> list[str]:
+    """A word that is wider than a line, in parts that are not."""
+    pieces = [""]
+    for character in word:
+        if pieces[-1] and length(pieces[-1] + character) > most:
+            pieces.append("")
+        pieces[-1] += character
+    return pieces
 
 
 def color_bar(figure: "Figure", drawn: Any, axes: "Axes | Sequence[Axes]", label: str) -> None:
