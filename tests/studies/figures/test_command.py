@@ -1,5 +1,8 @@
 """`tailprop figure`: every figure from small networks, its files and its error messages."""
 
+import html
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +62,7 @@ def test_all_figures_with_an_index(tmp_path: Path, capsys: pytest.CaptureFixture
         write_network(tmp_path / "seed1", seed=1),
         write_network(tmp_path / "ours", mixer="multiscale"),
     ]
-    out, images = tmp_path / "out", write_images(tmp_path / "images")
+    out, images = tmp_path / "out $x$ & \u56fe", write_images(tmp_path / "my images")
     assert figure("all", "--checkpoint", *runs, "--images", images, "--out", out, "--count", 4, "--map-px", 17) == 0
     twice = [f"{name}_{mixer}" for name in ("gates", "impulse", "sources") for mixer in ("tailprop", "multiscale")]
     names = [
@@ -79,6 +82,10 @@ def test_all_figures_with_an_index(tmp_path: Path, capsys: pytest.CaptureFixture
     page = (out / "index.html").read_text()
     assert all(f'src="{name}.png"' in page and f'href="{name}.csv"' in page for name in names)
     assert "top-1 62.2 %" in page
+    command = html.unescape(page.partition("<code>")[2].partition("</code>")[0])
+    again = ["all", "--checkpoint", *runs, "--images", str(images), "--out", str(out), "--count", "4", "--map-px", "17"]
+    assert shlex.split(command) == ["tailprop", "figure", *again]
+    assert len(set(re.findall(r"<h2 id=.*?>(.*?)</h2>", page))) == len(names)  # no two figures have one heading
     for name in names:
         check_picture(out / f"{name}.png")
     with Image.open(out / "kernels.gif") as animation:
@@ -209,6 +216,33 @@ def test_large_photographs_are_shrunk(tmp_path: Path) -> None:
     Image.new("RGB", (2 * MOST_PX + 7, 3 * MOST_PX)).save(tmp_path / "large.png")
     ((_, image),) = Inputs((), tmp_path).photos
     assert image.size == (MOST_PX + 4, 3 * MOST_PX // 2)
+
+
+def test_pictures_of_any_kind(tmp_path: Path) -> None:
+    """Gray, palette, transparent, 16 bits, turned by EXIF, tiny, very long, in folders, beside files that are no images."""
+    folder = tmp_path / "\u0444\u043e\u0442\u043e \u56fe $a_b$"
+    (folder / "inner folder").mkdir(parents=True)
+    sides = Image.fromarray(np.repeat(np.repeat([[[255, 0, 0], [0, 0, 255]]], 60, 0), 40, 1).astype(np.uint8))  # red, blue
+    for mode in ("RGB", "L", "P", "RGBA", "LA", "1", "I;16"):
+        sides.convert("L" if mode == "I;16" else mode).convert(mode).save(folder / f"{mode.replace(';', ' ')} \u00fc.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn clockwise to see it
+    sides.save(folder / "inner folder" / "turned.jpg", exif=exif, quality=95)
+    Image.new("RGB", (1, 1), "green").save(folder / "tiny.png")
+    Image.new("RGB", (3, 700), "yellow").save(folder / "strip.webp")
+    sides.convert("CMYK").save(folder / "print.jpeg")
+    (folder / "notes.txt").write_text("no image")
+    (folder / "empty.jpg").touch()
+    inputs = inputs_of(write_network(tmp_path / "\u6a21\u578b"), images=folder, count=99)
+    samples = {sample.name: sample for sample in inputs.samples(inputs.networks[0])}
+    assert len(samples) == 11
+    assert all(sample.x.shape == (3, 64, 64) and torch.isfinite(sample.x).all() for sample in samples.values())
+    above, below = (np.asarray(samples["turned.jpg"].shown)[row].mean(0) for row in (5, -5))
+    assert above[0] > 200 > 50 > above[2]  # what was at the left is above
+    assert below[2] > 200 > 50 > below[0]
+    for module in (gates, receptive_field):
+        rows = module.draw(inputs, nothing)[-1].rows
+        assert {row["image"] for row in rows} <= set(samples)
 
 
 def test_missing_and_broken_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def _digits(gates: Gates) -> int:
     return 3 if difference > 5e-3 or difference < 1e-6 else 4 if difference > 5e-4 else 5
 
 
-def _draw_bars(axes: "Axes", values: Sequence[float], color: str, most: float) -> Any:
+def _draw_bars(axes: "Axes", values: Sequence[float], color: Any, most: float) -> Any:
     top = 1 if most <= 1 else 2  # of lambda and of an order
     axes.set(xticks=range(1, len(values) + 1), yticks=(0, top / 2, top), ylim=(0, 1.2 * top), xlabel="stage")
     axes.spines["left"].set_bounds(0, top)
