@@ -62,6 +62,26 @@ def test_wave_and_heat_keep_the_brightness() -> None:
     np.testing.assert_array_equal(images["heat"], images["gaussian"])  # one diffusivity for all frequencies
 
 
+def test_only_views_that_change_are_computed() -> None:
+    photos = Photographs()
+    first, images = compute(ask(image="coffee"), photos)
+    numbers, changed = compute(ask(image="coffee", lam=0.31, have=first["keys"]), photos)
+    assert set(changed) == {"tailprop", "spectrum_out"}
+    assert set(numbers["responses"]) == set(numbers["profiles"]) == {"tailprop"}
+    assert (changed["tailprop"] != images["tailprop"]).any()
+    for setting, names in {
+        "k_gauss": {"tailprop", "spectrum_out", "gaussian", "heat"},
+        "order": {"tailprop", "spectrum_out", "cauchy"},
+        "wave_time": {"wave"},
+        "heat_fall": {"heat"},
+    }.items():
+        value = {**SLIDERS, **RIVALS}[setting] * 1.1
+        assert set(compute(ask(image="coffee", have=first["keys"], **{setting: value}), photos)[1]) == names
+    again = compute(ask(image="coffee"), photos)[1]  # what is left out would have been the same
+    assert all((again[name] == images[name]).all() for name in images)
+    assert set(compute(ask(image="camera", have=first["keys"]), photos)[1]) == set(images)
+
+
 def test_stale_work_stops_between_views() -> None:
     calls = []
 

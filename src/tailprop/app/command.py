@@ -23,11 +23,15 @@ _HOST = "127.0.0.1"  # there is no option for another
 
 
 class _Server(uvicorn.Server):
-    """Opens the browser once it answers."""
+    """Opens the browser once it answers, and cancels jobs before it waits for open connections."""
 
-    def __init__(self, config: uvicorn.Config, address: str, browser: bool) -> None:
+    def __init__(self, config: uvicorn.Config, state: State, address: str, browser: bool) -> None:
         super().__init__(config)
-        self.address, self.browser = address, browser
+        self.state, self.address, self.browser = state, address, browser
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.state.jobs.close()
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -41,7 +45,7 @@ def run(options: App) -> int:
     with listen(options.port) as listener:
         port = listener.getsockname()[1]
         state = create_state(options)
-        server = _Server(create_config(state, port), f"http://{_HOST}:{port}", options.browser)
+        server = _Server(create_config(state, port), state, f"http://{_HOST}:{port}", options.browser)
         try:
             with suppress_pillow_warnings():
                 server.run([listener])

@@ -64,7 +64,7 @@ class Guard:
             return 403, "this page answers to 127.0.0.1 and localhost only"
         if method not in ("GET", "HEAD", "POST"):
             return 405, "only GET and POST"
-        if headers.get("sec-fetch-site", "none") == "cross-site":
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return 403, "another web site asked"
         if method == "POST" and headers.get("origin") not in self.origins:
             return 403, "another web site asked"

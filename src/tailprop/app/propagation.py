@@ -6,9 +6,10 @@ DCT is 1 everywhere, and its kernel what it makes of an impulse, so no formula i
 Shapes: H, W the map, C = 1 gray or 3 colour, N frequencies.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
@@ -50,6 +51,7 @@ class Propagation:
     heat_fall: float
     wave_time: float
     wave_damping: float
+    have: Mapping[str, Any] = field(default_factory=dict)  # keys of the views that the page shows already
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> "Propagation":
@@ -67,7 +69,30 @@ class Propagation:
             heat_fall=number(body, "heat_fall", 0, 10),
             wave_time=number(body, "wave_time", 0, 1000),
             wave_damping=number(body, "wave_damping", 0, 10),
+            have=found if isinstance(found := body.get("have"), dict) else {},
         )
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """What each view depends on, as a short key: a slider changes few of them."""
+        of_tailprop = (self.lam, self.k_gauss, self.k_cauchy, self.order)
+        settings: dict[str, tuple[float, ...]] = {
+            "input": (),
+            "spectrum_in": (),
+            "tailprop": of_tailprop,
+            "spectrum_out": of_tailprop,
+            "gaussian": (self.k_gauss,),
+            "cauchy": (self.k_cauchy, self.order),
+            "heat": (self.k_gauss, self.heat_fall),
+            "wave": (self.wave_time, self.wave_damping),
+        }
+        source = (self.size_px, self.image, self.impulses)
+        return {name: hashlib.sha256(repr((source, values)).encode()).hexdigest()[:16] for name, values in settings.items()}
+
+    @property
+    def missing(self) -> list[str]:
+        """The views that the page does not show yet."""
+        return [name for name, key in self.keys.items() if self.have.get(name) != key]
 
     @property
     def operators(self) -> dict[str, Apply]:
@@ -107,26 +132,32 @@ def frequency_grid_of(x: Tensor) -> Tensor:
 def compute(
     ask: Propagation, photos: Photographs, check: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, Any], dict[str, Bytes]]:
-    """Numbers and images of the page. `check` raises once nobody waits for them."""
-    x = _input(ask, photos)  # (1, H, W, C)
+    """Numbers and images of the views that the page does not show yet. `check` raises once nobody waits for them."""
+    x, missing = _input(ask, photos), set(ask.missing)  # (1, H, W, C)
     shown = _as_image if ask.image else _as_decades
-    images, curves, profiles, kept = {"input": shown(x)}, {}, {}, {"input": x}
+    images, curves, profiles = {}, {}, {}
     for name, apply in ask.operators.items():
+        if name not in missing:
+            continue
         check()
         y = apply(x)
         images[name] = shown(y)
         curves[name] = _response(apply)
         profiles[name] = _profile(apply)
-        kept[name] = y
+        if name == "tailprop":
+            images["spectrum_out"] = _spectrum(y, x)
     check()
-    images["spectrum_in"], images["spectrum_out"] = _spectra(kept["input"], kept["tailprop"])
+    images |= {
+        name: make()
+        for name, make in (("input", lambda: shown(x)), ("spectrum_in", lambda: _spectrum(x, x)))
+        if name in missing
+    }
     numbers = {
+        "keys": ask.keys,
         "frequencies": (np.arange(FREQUENCIES) * math.pi / FREQUENCIES).tolist(),
         "responses": curves,
         "distances": list(range(PROFILE_PX // 2 + 1)),
         "profiles": profiles,
-        "decades": DECADES,
-        "is_photo": bool(ask.image),
     }
     return numbers, images
 
@@ -152,22 +183,20 @@ def _as_image(x: Tensor) -> Bytes:
 
 def _as_decades(x: Tensor) -> Bytes:
     """The size of a response over its peak on a log scale, in colours."""
-    return magma(_decades(x[0, ..., 0].abs()))
+    size = x[0, ..., 0].abs()
+    return magma(_decades(size, size.max()))
 
 
-def _decades(size: Tensor) -> Array:
+def _decades(size: Tensor, peak: Tensor) -> Array:
     """log10 over the peak, from 0 at 10^-DECADES to 1 at the peak."""
-    peak = size.max().clamp_min(1e-30)
-    return (1 + (size / peak).clamp_min(10.0 ** -(DECADES + 1)).log10() / DECADES).clamp(0, 1).numpy()
+    return (1 + (size / peak.clamp_min(1e-30)).clamp_min(10.0 ** -(DECADES + 1)).log10() / DECADES).clamp(0, 1).numpy()
 
 
-def _spectra(x: Tensor, y: Tensor) -> tuple[Bytes, Bytes]:
-    """The size of the DCT before and after on one log scale, over the largest coefficient that is not the mean."""
-    both = torch.cat([x.mean(-1, keepdim=True), y.mean(-1, keepdim=True)], dim=-1)
-    size = dct2(both)[0].abs()  # (H, W, 2)
-    size[0, 0] = 0
-    shown = _decades(size)
-    return magma(shown[..., 0]), magma(shown[..., 1])
+def _spectrum(x: Tensor, reference: Tensor) -> Bytes:
+    """The size of the DCT on a log scale, over the largest coefficient of the reference that is not its mean."""
+    both = dct2(torch.cat([x.mean(-1, keepdim=True), reference.mean(-1, keepdim=True)], dim=-1))[0].abs()  # (H, W, 2)
+    both[0, 0] = 0
+    return magma(_decades(both[..., 0], both[..., 1].max()))
 
 
 def _response(apply: Apply) -> list[float]:

@@ -17,6 +17,8 @@ export function mountOperator() {
   let impulses = [[0.5, 0.5], [0.25, 0.3]];
   let selected = 0;
   let inputImage = null;
+  let have = {}; // keys of the views that are shown: only the others are computed and sent
+  const curves = { responses: {}, profiles: {} };
 
   const isPhoto = () => $("input[name=source]:checked", root).value === "photo";
   const controls = {
@@ -36,16 +38,20 @@ export function mountOperator() {
 
   const refresh = latest(async (body) => {
     const begun = performance.now();
-    const found = await postForImages("/api/operator", body);
+    const found = await postForImages("/api/operator", { ...body, have });
     for (const canvas of $$("canvas[data-view]", root)) {
       const image = found.images[canvas.dataset.view];
+      if (!image) continue; // it is the same as before
       if (canvas === input) inputImage = image;
       else paint(canvas, image);
     }
+    have = found.keys;
+    Object.assign(curves.responses, found.responses);
+    Object.assign(curves.profiles, found.profiles);
     drawInput();
     const lines = (x, values) => Object.keys(TITLES).map((name) => ({ name: TITLES[name], colour: `c-${name}`, x, y: values[name] }));
-    response.draw(lines(found.frequencies, found.responses));
-    profile.draw(lines(found.distances, found.profiles));
+    response.draw(lines(found.frequencies, curves.responses));
+    profile.draw(lines(found.distances, curves.profiles));
     const spent = performance.now() - begun;
     $("#operator-speed").textContent = `${Math.round(spent)} ms from the slider to the picture`;
     root.dataset.drawn = String(Number(root.dataset.drawn ?? 0) + 1);
