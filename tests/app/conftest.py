@@ -113,6 +113,14 @@ class Watched:
             assert time.monotonic() < end, f"not within {seconds} s: {holds}"
             self.page.wait_for_timeout(20)
 
+    def until_changed(self, selector: str, before: list[int]) -> list[int]:
+        """Wait until a canvas has other pixels."""
+        end = time.monotonic() + 15
+        while (now := self.pixels(selector)) == before:
+            assert time.monotonic() < end, f"{selector} did not change"
+            self.page.wait_for_timeout(20)
+        return now
+
     def give(self, name: str, data: bytes) -> None:
         """Drop a file on the page."""
         script = """([name, data]) => { const files = new DataTransfer();

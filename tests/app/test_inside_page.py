@@ -106,8 +106,7 @@ def test_page_shows_a_model(watched: Watched) -> None:
     for _ in range(6):
         page.keyboard.press("Shift+ArrowRight")
     watched.until("() => document.querySelector('#inside-image').getAttribute('aria-label').includes('100 percent across')")
-    page.wait_for_timeout(400)
-    assert watched.pixels("#inside-field") != before
+    watched.until_changed("#inside-field", before)
     image = watched.pixels("#inside-image")
     pixels = torch.randint(0, 255, (40, 40, 3), dtype=torch.uint8).numpy()
     import io
@@ -116,8 +115,7 @@ def test_page_shows_a_model(watched: Watched) -> None:
     Image.fromarray(pixels).save(buffer, "PNG")
     watched.give("noise.png", buffer.getvalue())
     page.get_by_text("noise.png", exact=False).first.wait_for(state="attached")
-    page.wait_for_timeout(500)
-    assert watched.pixels("#inside-image") != image
+    watched.until_changed("#inside-image", image)
     page.get_by_role("button", name="Compare over the set").click()
     watched.until("() => document.querySelector('#page-inside').dataset.compared")
     assert page.locator("#chart-gates circle").count() == 60

@@ -1,6 +1,7 @@
 """The Operator page in a browser: what is dropped, dragged and pressed changes the pictures."""
 
 import io
+import time
 
 import numpy as np
 import pytest
@@ -38,8 +39,11 @@ def test_slider_and_drop_change_the_pictures(watched: Watched) -> None:
     page.keyboard.press("End")
     wait_drawn(watched, before)
     watched.until("() => document.querySelector('[name=lam]').getAttribute('aria-valuetext') === '1.00'")
-    page.wait_for_timeout(300)
-    assert watched.pixels("[data-view=tailprop]") == watched.pixels("[data-view=gaussian]")  # lambda = 1 is the Gaussian
+    watched.until_changed("[data-view=tailprop]", first["tailprop"])
+    end = time.monotonic() + 15
+    while watched.pixels("[data-view=tailprop]") != first["gaussian"]:  # lambda = 1 is the Gaussian
+        assert time.monotonic() < end
+        page.wait_for_timeout(20)
     assert watched.pixels("[data-view=gaussian]") == first["gaussian"]
     before = drawn(watched)
     watched.give("noise.png", png(64, 64))
@@ -59,16 +63,13 @@ def test_impulses_by_mouse_and_keyboard(watched: Watched) -> None:
     shown = watched.pixels("[data-view=cauchy]")
     canvas.click(position={"x": 60, "y": 200})
     watched.until("() => document.querySelector('#operator-input').getAttribute('aria-label').includes('impulse 3 of 3')")
-    page.wait_for_timeout(300)
-    clicked = watched.pixels("[data-view=cauchy]")
-    assert clicked != shown
+    clicked = watched.until_changed("[data-view=cauchy]", shown)
     label = canvas.get_attribute("aria-label")
     canvas.focus()
     for _ in range(3):
         page.keyboard.press("Shift+ArrowRight")
-    page.wait_for_timeout(300)
+    watched.until_changed("[data-view=cauchy]", clicked)
     assert canvas.get_attribute("aria-label") != label
-    assert watched.pixels("[data-view=cauchy]") != clicked
     page.keyboard.press("Delete")
     assert "of 2" in str(canvas.get_attribute("aria-label"))
 
