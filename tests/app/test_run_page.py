@@ -112,8 +112,8 @@ def test_page_follows_a_run_and_compares(watched: Watched, app_runs: Path) -> No
     shutil.copytree(app_runs / "slow", folder)
     try:
         (folder / "history.csv").unlink()
-        page = watched.open("#run")
-        page.get_by_label(name).check()
+        page = watched.open("#run", "#page-run[data-drawn]")  # the newest run, the restorer, is chosen
+        page.get_by_label("<b>live</b> & \\u202eevil").check()  # the mark would reverse the rest of the line
         watched.until("() => Number(document.querySelector('#page-run').dataset.drawn) > 1")
         assert page.locator("#run-list b").count() == 0  # a name is text
         rows = int(page.evaluate("Number(document.querySelector('#page-run').dataset.rows)"))
@@ -129,7 +129,7 @@ def test_page_follows_a_run_and_compares(watched: Watched, app_runs: Path) -> No
         for one in ("fast", "slow"):
             page.locator("#run-list label", has_text=one).locator("input").set_checked(True)
         page.locator("#run-differences-table").get_by_text("optim.lr").wait_for()
-        watched.until("() => document.querySelectorAll('#run-tiles .tile').length === 3")
+        watched.until("() => document.querySelectorAll('#run-tiles .tile').length === 4")
         page.get_by_text("Manifest").click()
         page.locator("#run-manifest").get_by_text("parameters", exact=True).wait_for()
         watched.until("() => [...document.querySelectorAll('#run-pictures img')].some(i => i.complete && i.naturalWidth > 100)")

@@ -165,7 +165,7 @@ def _load(entry: Entry) -> Loaded:
     from tailprop.studies.figures.checkpoints import load_predictor
     from tailprop.studies.figures.network import load_network
 
-    where = str(entry.name if entry.is_shipped else entry.path)
+    where = str(entry.path / WEIGHTS[0] if entry.is_shipped else entry.path)
     stamp = entry.weights_stamp
     predictor = load_predictor(where)
     try:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailprop.utils.parsing import parse_json
-from tailprop.utils.text import excerpt
+from tailprop.utils.text import excerpt, printable
 
 __all__ = ["Bytes", "choice", "frame", "magma", "number", "points", "read_body", "text"]
 
@@ -82,7 +82,9 @@ def frame(numbers: Mapping[str, Any], images: Mapping[str, Bytes]) -> Response:
 
 
 def plain(value: Any) -> Any:
-    """The same without numbers that JSON does not have: they become null."""
+    """The same for JSON: numbers that it does not have become null, and marks that reorder or hide text are escaped."""
+    if isinstance(value, str):
+        return printable(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

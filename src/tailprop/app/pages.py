@@ -70,12 +70,12 @@ async def _upload(state: State, request: Request) -> Response:
     async for part in request.stream():
         data += part
     key, photo = await state.views.once(partial(state.photos.add, bytes(data), request.query_params.get("name", "")))
-    return JSONResponse(_described(key, photo))
+    return JSONResponse(plain(_described(key, photo)))
 
 
 async def _image(state: State, request: Request) -> Response:
     key = request.path_params["key"]
-    return JSONResponse(_described(key, await state.views.once(partial(state.photos.get, key))))
+    return JSONResponse(plain(_described(key, await state.views.once(partial(state.photos.get, key)))))
 
 
 def _described(key: str, photo: Photo) -> dict[str, Any]:
@@ -141,7 +141,7 @@ async def _set(state: State, request: Request) -> Response:
 
         return Summary(inside.compare(state.library.load(entry.key), state.images, job.tick))
 
-    return JSONResponse(state.jobs.start(f"{entry.name} over a set of images", work).summary())
+    return JSONResponse(plain(state.jobs.start(f"{entry.name} over a set of images", work).summary()))
 
 
 async def _restore(state: State, request: Request) -> Response:
@@ -153,7 +153,7 @@ async def _restore(state: State, request: Request) -> Response:
 
         return restoring.restore(state.library.load(entry.key), photo, restoring.Damage.parse(body), job)
 
-    return JSONResponse(state.jobs.start(f"{photo.name} by {entry.name}", work).summary())
+    return JSONResponse(plain(state.jobs.start(f"{photo.name} by {entry.name}", work).summary()))
 
 
 async def _restorer(state: State, request: Request) -> Response:
@@ -215,7 +215,7 @@ async def _differences(state: State, request: Request) -> Response:
     if not isinstance(keys, list) or not 1 <= len(keys) <= MOST_COMPARED:
         raise ValueError(f"choose up to {MOST_COMPARED} runs")
     entries = [state.library.find(str(key)) for key in keys]
-    return JSONResponse(await state.views.once(_of_runs("compare_settings", entries)))
+    return JSONResponse(plain(await state.views.once(_of_runs("compare_settings", entries))))
 
 
 def _guarded(state: State, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:

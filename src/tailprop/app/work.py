@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any, Final, Literal, TypeVar
 
 from tailprop.utils.errors import first_line, missing_memory
+from tailprop.utils.text import printable
 
 __all__ = ["CancelledError", "Job", "Jobs", "StaleError", "Summary", "Views", "explain"]
 
@@ -35,8 +36,8 @@ def explain(error: BaseException) -> str:
     if (missing := missing_memory(error)) is not None:
         return f"out of memory ({missing}); take a smaller image"
     if isinstance(error, ValueError | OSError | ModuleNotFoundError):  # a missing package is named with the extra that adds it
-        return " ".join(str(error).split())
-    return f"unexpected error: {type(error).__name__}: {first_line(error)}"
+        return printable(" ".join(str(error).split()))
+    return printable(f"unexpected error: {type(error).__name__}: {first_line(error)}")
 
 
 def _set_threads(threads: int) -> None:
