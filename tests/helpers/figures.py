@@ -10,6 +10,7 @@ import yaml
 
 from tailprop.backbone.operator import TailPropagation
 from tailprop.engine.checkpoint import save_weights
+from tailprop.engine.run_folder import RunFolder
 from tailprop.studies.figures.inputs import Inputs
 from tailprop.studies.figures.network import load_network
 from tests.helpers.predicting import noise, save
@@ -25,7 +26,8 @@ def write_network(
     given = dict(name=model, in_chans=in_chans, args=SMALL | args)
     settings = dict(model=given, data=dict(source="digits", size_px=64, crop_pct=1.0), augment={})
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    (folder / "history.csv").write_text("epoch,loss,top1\n1,2.0,40.5\n2,1.0,62.25\n3,0.9,61\n")
+    for epoch, top1 in enumerate((40.5, 62.25, 61.0), start=1):
+        RunFolder(folder).log({"kind": "epoch", "step": epoch, "epoch": epoch, "top1": top1})
     torch.manual_seed(seed)
     network = timm.create_model(model, num_classes=classes, in_chans=in_chans, **SMALL, **args)
     for module in network.modules():

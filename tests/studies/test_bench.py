@@ -118,6 +118,13 @@ def test_rows_come_with_settings_and_products_and_are_resumed(tmp_path: Path, ca
     out.write_text("a,b\n1,2\n")
     assert tailprop_cli.main(["bench", *resumed]) == 2
     assert "is not a file of this benchmark" in capsys.readouterr().err
+    for damaged, message in (
+        (b'a,"b\n1,2', "bench.csv is corrupt"),
+        (b"a,b\xff\n1,2", "bench.csv is not a text file"),
+    ):
+        out.write_bytes(damaged)
+        assert tailprop_cli.main(["bench", *resumed]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_failing_model_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 """Writing files: atomic, with the file's name in every error message, never through a planted link."""
 
 import ast
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +11,27 @@ import pytest
 from tailprop.utils.files import PART, explain_write_errors, make_folder, write_atomically, write_json, write_text
 from tests.helpers import ROOT
 
+READERS = ("read_bytes", "read_text")
+# files of this package or of the system, a file whose kind was checked before, or the function of `utils/parsing.py` itself
+READ_DIRECTLY = {
+    "backbone/linear.py": 1,
+    "data/formats/label_maps.py": 1,
+    "data/splits.py": 1,
+    "engine/integrity.py": 3,
+    "engine/run_folder.py": 1,
+    "runtime/distributed.py": 1,
+    "runtime/load.py": 1,
+    "runtime/memory.py": 1,
+    "runtime/provenance.py": 1,
+    "studies/ablate/runner.py": 1,
+    "studies/robustness.py": 1,
+    "tasks/segment/predict.py": 1,
+    "utils/parsing.py": 1,
+}
 WRITERS = ("save", "savefig", "save_file", "to_parquet", "write_bytes", "write_text")
 # into a buffer in memory, or a function that `write_atomically` calls
 IN_MEMORY = {
+    "app/runs.py": 1,
     "data/shapes/write.py": 1,
     "engine/checkpoint.py": 1,
     "studies/corruptions.py": 1,
@@ -83,3 +103,33 @@ def test_files_are_written_where_errors_are_explained() -> None:
         name = path.relative_to(ROOT / "src" / "tailprop").as_posix()
         found = list(direct_writes(ast.parse(path.read_text())))
         assert len(found) <= IN_MEMORY.get(name, 0), f"{name}: {found}"
+
+
+def direct_reads(tree: ast.AST) -> list[int]:
+    """Lines that read a whole file without the functions of `utils/parsing.py`."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [call.lineno for call in calls if call.func.attr in READERS]
+
+
+def test_files_from_outside_are_read_in_one_place() -> None:
+    """There a pipe is refused, and text that is not UTF-8 is reported with the name of the file."""
+    for path in (ROOT / "src" / "tailprop").rglob("*.py"):
+        name = path.relative_to(ROOT / "src" / "tailprop").as_posix()
+        found = direct_reads(ast.parse(path.read_text()))
+        assert len(found) <= READ_DIRECTLY.get(name, 0), f"{name}: {found}"
+
+
+def test_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "classes.txt"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match=r"cannot write .*classes\.txt \(it is a pipe that nobody reads\)"):
+        write_text(pipe, "x")
+    reader = os.open(pipe, os.O_RDWR)  # which is never at an end
+    thread = threading.Thread(target=write_text, args=(pipe, "y" * 200_000), daemon=True)  # more than a pipe holds
+    thread.start()
+    received = b""
+    while len(received) < 200_000:
+        received += os.read(reader, 65536)
+    thread.join()
+    os.close(reader)
+    assert received == b"y" * 200_000

@@ -2,11 +2,12 @@
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from tailprop.utils.parsing import parse_json, parse_yaml, read_text, seal_row, seal_text, sealed_row, sealed_text
+from tailprop.utils.parsing import parse_json, parse_yaml, read_bytes, read_text, seal_row, seal_text, sealed_row, sealed_text
 
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"{chr(98 + k)}: &{chr(98 + k)} [{', '.join([f'*{chr(97 + k)}'] * 10)}]\n" for k in range(8)
@@ -77,3 +78,15 @@ def test_sealed_rows_are_verified() -> None:
             assert {name: sealed_row(bytes(changed), "x").get(name) for name in row} == row
     with pytest.raises(ValueError, match=r"^x\.jsonl is corrupt: its checksum does not match$"):
         sealed_row(line.replace(b"0.25", b"0.35"), "x.jsonl")
+
+
+def test_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
+    """Reading a pipe would wait for someone to write into it."""
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_bytes, read_text, sealed_text):
+        with pytest.raises(ValueError, match=r"pipe is not a file but a pipe, a socket or a device"):
+            read(tmp_path / "pipe")
+        with pytest.raises(ValueError, match=r"is not a file but a folder"):
+            read(tmp_path)
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "nothing")

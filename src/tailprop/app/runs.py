@@ -18,7 +18,7 @@ from tailprop.engine.run_folder import RunFolder
 from tailprop.engine.run_settings import WEIGHTS, find_settings, read_config
 from tailprop.engine.settings import config_hash
 from tailprop.tasks import find_spec
-from tailprop.utils.parsing import parse_json
+from tailprop.utils.parsing import parse_json, read_bytes
 
 __all__ = ["Logs", "artifact", "compare_settings", "describe", "listing", "trained_for"]
 
@@ -113,7 +113,7 @@ def _read_manifest(entry: Entry) -> tuple[dict[str, Any], str]:
         return {}, "this run has no manifest"
     try:
         _check_inside(entry, path)
-        found = parse_json(path.read_bytes(), path.name)
+        found = parse_json(read_bytes(path), path.name)
         content = {name: value for name, value in found.items() if name != _HASH}
     except (OSError, ValueError, AttributeError) as error:
         return {}, f"the manifest cannot be read: {error}"

@@ -19,6 +19,7 @@ from PIL import Image
 from tailprop.data.broken import Broken
 from tailprop.data.images import describe_error, exif_transpose, open_image
 from tailprop.utils.files import make_folder, write_atomically
+from tailprop.utils.parsing import read_bytes
 
 __all__ = [
     "Pixels",
@@ -92,7 +93,7 @@ def _is_deep_colour(file: Image.Image) -> bool:
 
 def _read_deep_colour(path: Path, kind: str) -> Pixels:
     if kind == "PNG":
-        return np.asarray(imagecodecs.png_decode(path.read_bytes()))
+        return np.asarray(imagecodecs.png_decode(read_bytes(path)))
     if kind == "TIFF":
         with tifffile.TiffFile(path) as file:
             page = file.pages[0]

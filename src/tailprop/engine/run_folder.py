@@ -28,7 +28,7 @@ from tailprop.engine.run_settings import check_unchanged, read_config
 from tailprop.engine.settings import absolute_paths, config_hash, to_dict
 from tailprop.runtime.distributed import print_main
 from tailprop.utils.files import PART, check_link, explain_write_errors, write_atomically, write_json, write_text
-from tailprop.utils.parsing import parse_json, seal_row, seal_text, sealed_row
+from tailprop.utils.parsing import parse_json, read_bytes, seal_row, seal_text, sealed_row
 from tailprop.utils.text import counted, printable, say
 
 try:
@@ -162,7 +162,7 @@ class RunFolder:
         if not self.manifest.exists():
             return {}
         try:
-            found = parse_json(self.manifest.read_bytes(), self.manifest)
+            found = parse_json(read_bytes(self.manifest), self.manifest)
             content = {name: value for name, value in found.items() if name != _HASH}
             if found.get(_HASH, config_hash(content)) == config_hash(content) and isinstance(found.get("continued", []), list):
                 return content
@@ -185,7 +185,7 @@ class RunFolder:
 
     def read_log(self) -> list[dict[str, Any]]:
         """The lines of the log but one that is being written; raises if one is corrupt."""
-        *lines, _unfinished = self.metrics.read_bytes().split(b"\n") if self.metrics.is_file() else [b""]
+        *lines, _unfinished = read_bytes(self.metrics).split(b"\n") if self.metrics.exists() else [b""]
         rows = [row for row in map(_parse_row, lines) if row is not None]
         if len(rows) < len(lines):
             raise ValueError(f"{self.metrics} is corrupt: {counted(len(lines) - len(rows), 'line')} cannot be read")
@@ -211,7 +211,7 @@ class RunFolder:
         """
         if not self.metrics.exists():
             return
-        *lines, _truncated = self.metrics.read_bytes().split(b"\n")
+        *lines, _truncated = read_bytes(self.metrics).split(b"\n")
         rows = [_parse_row(line) for line in lines]
         if None in rows:
             self._set_aside(self.metrics)

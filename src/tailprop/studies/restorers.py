@@ -29,7 +29,7 @@ from tailprop.tasks.restore.config import RestoreConfig
 from tailprop.tasks.restore.model import RESTORERS
 from tailprop.tasks.restore.task import Restoration
 from tailprop.utils.files import write_json
-from tailprop.utils.parsing import parse_json
+from tailprop.utils.parsing import parse_json, read_bytes
 from tailprop.utils.terminal import Console, Table
 from tailprop.utils.validation import check_choice
 
@@ -153,7 +153,7 @@ def _step(config: RestoreConfig, world: World) -> Callable[[], float]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    found = parse_json(path.read_bytes(), path)
+    found = parse_json(read_bytes(path), path)
     if not isinstance(found, dict):
         raise ValueError(f"{path} is corrupt; delete it, or choose another --runs")
     return found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
@@ -100,8 +100,22 @@ def _copy_to_stream(path: Path, write: Callable[[Path], object]) -> None:
     with TemporaryDirectory() as folder:
         whole = Path(folder, "whole")
         write(whole)
-        with whole.open("rb") as file, path.open("wb") as stream:
+        with whole.open("rb") as file, _open_stream(path) as stream:
             shutil.copyfileobj(file, stream)
+
+
+def _open_stream(path: Path) -> IO[bytes]:
+    """Open a device or a pipe. Opening a pipe would wait for someone who reads it; nobody may ever do."""
+    if not path.is_fifo():
+        return path.open("wb")
+    try:
+        stream = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError("it is a pipe that nobody reads") from None
+        raise
+    os.set_blocking(stream, True)
+    return open(stream, "wb")  # noqa: PTH123 - a descriptor
 
 
 def _umask() -> int:

@@ -11,7 +11,18 @@ from xml.parsers import expat
 
 import yaml
 
-__all__ = ["Node", "parse_json", "parse_xml", "parse_yaml", "read_text", "seal_row", "seal_text", "sealed_row", "sealed_text"]
+__all__ = [
+    "Node",
+    "parse_json",
+    "parse_xml",
+    "parse_yaml",
+    "read_bytes",
+    "read_text",
+    "seal_row",
+    "seal_text",
+    "sealed_row",
+    "sealed_text",
+]
 
 _MOST_VALUES: Final = 1_000_000  # of a YAML file after its aliases are expanded
 _DEEPEST: Final = 64  # nested elements of an XML file
@@ -19,10 +30,17 @@ _SEAL: Final = "# sha256 "  # starts the last line of a sealed text
 _ROW_SEAL: Final = ', "crc32": "'  # starts the last entry of a sealed line of json
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file: reading a pipe would wait for someone to write into it."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file but {'a folder' if path.is_dir() else 'a pipe, a socket or a device'}")
+    return path.read_bytes()
+
+
 def read_text(path: Path) -> str:
     """The text of a file in UTF-8."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file in UTF-8, or is corrupt") from None
 

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-KEPT: Final = (".pt", ".safetensors", ".yaml", ".yml", ".jsonl")  # what a result never replaces
+# What a result never replaces: weights, settings and logs by their suffix, other files of a run by their name, and whatever has
+# its hash beside it.
+KEPT: Final = (".pt", ".pth", ".safetensors", ".onnx", ".yaml", ".yml", ".jsonl", ".sha256")
+_OF_A_RUN: Final = ("manifest.json", "history.csv", "launch.txt")
 __all__ = ["check_at_least", "check_between", "check_choice", "check_output_file", "check_output_folder"]
 
 
@@ -29,11 +32,16 @@ def check_output_file(option: str, path: Path | None) -> None:
         return
     if path.is_dir():
         raise ValueError(f"{option} {path} is a folder; name a file")
-    if path.is_file() and path.suffix.lower() in KEPT:
+    if path.is_file() and _is_kept(path.resolve()):
         raise ValueError(f"{option}: {path} would be replaced; results do not replace weights, settings or logs of runs")
     if path.is_symlink() and not path.exists():
         raise ValueError(f"{option}: {path} is a link to {path.readlink()}, which does not exist; remove the link")
     check_output_folder(option, path.parent)
+
+
+def _is_kept(path: Path) -> bool:
+    is_of_a_run = path.name in _OF_A_RUN and path.with_name("config.yaml").exists()
+    return path.suffix.lower() in KEPT or is_of_a_run or path.with_name(f"{path.name}.sha256").exists()
 
 
 def check_output_folder(option: str, path: Path) -> None:

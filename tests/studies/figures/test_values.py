@@ -16,7 +16,7 @@ from tailprop.studies.figures.gate import gate_name, gate_of, high_frequency_sha
 from tailprop.studies.figures.gates import pick, widest_interval
 from tailprop.studies.figures.impulse import radial_decay
 from tailprop.studies.figures.kernels import cauchy_kernel, gaussian_kernel, outside
-from tailprop.studies.figures.network import load_network, untrained
+from tailprop.studies.figures.network import Metric, load_network, untrained
 from tailprop.studies.figures.propagate import Layer, Mixed, closed_form, pick_layer, spread, sweep
 from tailprop.studies.figures.receptive_field import area_holding, receptive_field
 from tests.helpers.figures import inputs_of, perturb, write_images, write_network
@@ -234,3 +234,14 @@ def test_peak_bytes_counts_what_lives_at_the_same_time() -> None:
 
     assert peak_bytes_of(step) == 12_000
     assert peak_bytes_of(lambda: x.view(10, 100)) == 0
+
+
+def test_metric_of_a_network_is_from_the_verified_log(tmp_path: Path) -> None:
+    where = Path(write_network(tmp_path / "run"))
+    assert load_network(str(where)).metric == Metric("top-1", 62.25, "%")
+    log = where / "metrics.jsonl"
+    log.write_text(log.read_text().replace("62.25", "92.25"))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is corrupt: 1 line cannot be read"):
+        load_network(str(where))
+    log.unlink()
+    assert load_network(str(where)).metric is None

@@ -22,7 +22,7 @@ from tailprop.data.broken import Broken
 from tailprop.data.images import decode_image, open_image
 from tailprop.data.packing import Packed
 from tailprop.data.splits import hash_parts
-from tailprop.utils.parsing import parse_json
+from tailprop.utils.parsing import parse_json, read_bytes
 from tailprop.utils.text import excerpt
 
 __all__ = ["CocoImage", "CocoSet", "Masks", "area_of", "decode_counts", "decode_masks", "encode_mask", "read_coco"]
@@ -163,7 +163,7 @@ def _objects(
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"no annotation file {path}; set its folder with --data.root")
-    content = parse_json(path.read_bytes(), path)
+    content = parse_json(read_bytes(path), path)
     missing = [name for name in ("images", "annotations", "categories") if not isinstance(_get(content, name), list)]
     if missing:
         raise ValueError(f"{path} is not in COCO's format: it has no list of {', '.join(missing)}")

@@ -16,7 +16,7 @@ from typing import Final, Literal
 from tailprop.data.broken import Broken
 from tailprop.data.formats.annotated import AnnotatedImage, Annotations, AnyObject
 from tailprop.data.images import image_size, is_image, upright_size
-from tailprop.utils.parsing import Node, parse_xml, read_text
+from tailprop.utils.parsing import Node, parse_xml, read_bytes, read_text
 from tailprop.utils.text import excerpt
 
 __all__ = ["Difficult", "is_voc", "read_voc"]
@@ -114,7 +114,7 @@ def _read_image(xml: Path, image: Path | None, broken: list[Broken]) -> _Image |
             raise ValueError(f"there is no image {xml.stem} in {IMAGES}")
         if not xml.is_file():
             raise ValueError(f"the file is missing, but a list in {LISTS} names it")
-        root = parse_xml(xml.read_bytes(), "it")
+        root = parse_xml(read_bytes(xml), "it")
         if root.tag != "annotation":
             raise ValueError(f"its first element is {excerpt(root.tag)}, not annotation")
         if (size := root.find("size")) is not None:

@@ -19,6 +19,7 @@ from rich.progress import track
 from tailprop.data.formats.coco import encode_mask
 from tailprop.data.shapes.render import SHAPES, Scene, SceneConfig, make_scene
 from tailprop.utils.files import explain_write_errors, make_folder, write_json, write_text
+from tailprop.utils.parsing import parse_json, read_text
 from tailprop.utils.terminal import Console
 from tailprop.utils.text import say
 
@@ -68,7 +69,7 @@ def _read_note(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return dict(json.loads(path.read_text()))
+        return dict(parse_json(read_text(path), path))
     except (ValueError, TypeError):
         raise ValueError(f"{path} is corrupt; remove the folder to generate the scenes again") from None
 

@@ -22,8 +22,9 @@ from tailprop.studies.ablate.rows import Row, done_rows, read_rows, row_of, save
 from tailprop.studies.ablate.runner import Runner, machine_for
 from tailprop.studies.ablate.study import Run, find_study, plan_runs, read_study
 from tailprop.studies.ablate.summary import write_summary
+from tailprop.utils.parsing import read_text
 from tailprop.utils.terminal import Console
-from tailprop.utils.text import say
+from tailprop.utils.text import printable, say
 
 _BETWEEN_FIGURES = 60.0  # seconds
 
@@ -105,7 +106,7 @@ class Results:
 def _report(out: Path, failures: dict[str, str]) -> None:
     summary = out / "summary.md"
     if summary.exists():
-        Console().print(Markdown(summary.read_text()))
+        Console().print(Markdown("\n".join(map(printable, read_text(summary).splitlines()))))
         say(f"written: {', '.join(str(out / name) for name in ('rows.csv', 'summary.csv', 'summary.md'))}")
     for name, line in failures.items():
         say(f"tailprop: {name} failed: {line}", error=True)

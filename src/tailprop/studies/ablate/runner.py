@@ -1,6 +1,5 @@
 """Train the runs of a study in child processes, several at a time."""
 
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from tailprop.engine.settings import to_dict
 from tailprop.runtime.signals import Interrupted, handle_stop_signals
 from tailprop.studies.ablate.study import Run
 from tailprop.utils.files import write_atomically
+from tailprop.utils.parsing import sealed_row
 from tailprop.utils.terminal import Console
 
 __all__ = ["LOG", "Machine", "Runner", "machine_for"]
@@ -175,12 +175,14 @@ def _with_threads(run: Run, threads: int) -> object:
 
 def _finished_epochs(metrics: Path) -> int:
     """The finished epochs of a run, from the last complete line of its log."""
+    if not metrics.is_file():
+        return 0
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 100_000))
             lines = file.read().split(b"\n")
-        return int(json.loads(lines[-2])["epoch"])
-    except (OSError, ValueError, KeyError, IndexError):  # not started, or a longer line
+        return int(sealed_row(lines[-2], metrics)["epoch"])
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):  # not started, a longer line, or a corrupt one
         return 0
 
 

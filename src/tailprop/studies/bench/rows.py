@@ -1,6 +1,7 @@
 """The rows of the benchmark of backbones: numbers, table, CSV."""
 
 import csv
+import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from tailprop.studies.bench.products import Products
 from tailprop.studies.bench.settings import Setting
 from tailprop.tasks.common.bench import print_table
+from tailprop.utils.parsing import read_text
 from tailprop.utils.terminal import Table
 
 __all__ = ["Cells", "Row", "is_done", "print_rows", "read_rows", "to_cells"]
@@ -123,8 +125,10 @@ def read_rows(path: Path) -> list[Cells]:
     """The rows of an earlier run; none if there is no file."""
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{path} is corrupt ({error}); choose another --out, or omit --resume") from None
     if any(name not in row for row in rows for name in (*_KEY, "model", "failed")):
         raise ValueError(f"{path} is not a file of this benchmark; choose another --out, or omit --resume")
     return rows

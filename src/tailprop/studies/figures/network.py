@@ -4,7 +4,7 @@ Shapes: B batch, H height, W width, C channels.
 """
 
 import copy
-import csv
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tailprop.backbone.model import TPOLayer
 from tailprop.backbone.operator import TailPropagation
 from tailprop.backbone.registry import MODELS
+from tailprop.engine.run_folder import RunFolder
 from tailprop.runtime.rng import seeded
 from tailprop.studies.figures.checkpoints import load_predictor
 from tailprop.studies.figures.prepare import Prepare, preparation
@@ -233,13 +234,11 @@ def _mixer(model: Any) -> str:
 
 
 def _best(where: Path, task: str) -> Metric | None:
-    """The metric of the best epoch, from the table of a run folder."""
+    """The metric of the best epoch, from the log of a run folder, whose lines are verified."""
     spec = find_spec(task)
-    history = (where if where.is_dir() else where.parent) / "history.csv"
-    if not history.is_file():
-        return None
-    with history.open(newline="") as file:
-        values = [float(row[spec.metric]) for row in csv.DictReader(file) if row.get(spec.metric)]
+    rows = RunFolder(where if where.is_dir() else where.parent).read_log()
+    found = [row.get(spec.metric) for row in rows if row["kind"] == "epoch"]
+    values = [float(value) for value in found if isinstance(value, int | float) and math.isfinite(value)]
     name, _, unit = spec.metrics[spec.metric].partition(", ")
     return Metric(name, max(values), unit) if values else None
 

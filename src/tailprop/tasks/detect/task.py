@@ -27,7 +27,7 @@ from tailprop.tasks.detect.draw import draw_objects, objects_of, truth_of
 from tailprop.tasks.detect.metrics import kinds_of, score_results, to_results
 from tailprop.tasks.detect.model import Detector, create_detector, detector_macs
 from tailprop.utils.files import write_json
-from tailprop.utils.parsing import parse_json
+from tailprop.utils.parsing import parse_json, read_bytes
 from tailprop.utils.text import say, say_lines
 
 RESULTS = "coco_results.json"  # detections of the last evaluation
@@ -154,7 +154,7 @@ class Detection(BaseTask[DetectConfig]):
         if not matches_digest(path):
             say(f"{path} is corrupt: predictions.jpg is not drawn again", error=True)
             return False
-        self.results = parse_json(path.read_bytes(), path)
+        self.results = parse_json(read_bytes(path), path)
         return True
 
     def summary(self, best: dict[str, float]) -> str:
