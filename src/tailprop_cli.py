@@ -27,6 +27,11 @@ COMMANDS = {
         None,
         "run a checkpoint on images: classes, boxes, label maps or restored images",
     ),
+    "export": (
+        "tailprop.commands.export",
+        "Export",
+        "export a checkpoint to ONNX, PyTorch or OpenVINO, checked at three sizes",
+    ),
     "robustness": (
         "tailprop.studies.robustness",
         "tailprop.studies.robustness_options:Robustness",

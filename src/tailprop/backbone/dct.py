@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .capture import full_dtype
 from .dct_filter import filter_map, filtered_inverse, forward_map, inverse_map
 from .dct_product import LARGE, dct_basis, transform
 from .dct_route import choose_pieces
@@ -135,7 +136,7 @@ def normalizing_gain(x: Tensor, normalized: Tensor) -> Tensor:
     drop the addition of so small a number.
     """
     spatial = tuple(range(1, x.ndim - 1))
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = x.to(full_dtype(x.dtype))
     mean_square = (wide * wide).mean(spatial, keepdim=True)  # the gradient of a square would copy the map
     inverse_rms = MAX_GAIN * torch.rsqrt(1 + MAX_GAIN**2 * mean_square)
     return (1 + normalized * (inverse_rms - 1)).to(x.dtype)
@@ -203,7 +204,7 @@ def _is_transformed() -> bool:
 
 
 def _in_full(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(full_dtype(x.dtype))
 
 
 def _checked_axes(x: Tensor, num_axes: int | None) -> int:

@@ -12,12 +12,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from .capture import full_dtype
+
 __all__ = ["dct_fft", "idct_fft"]
 
 
 def dct_fft(x: Tensor, dim: int) -> Tensor:
     """Orthonormal DCT-II along one axis."""
-    n, kind = x.shape[dim], torch.promote_types(x.dtype, torch.float32)
+    n, kind = x.shape[dim], full_dtype(x.dtype)
     order, _, phase = _constants(n, kind, x.device)
     spectrum = torch.fft.rfft(x.to(kind).index_select(dim, order), dim=dim)  # k = 0 .. n/2
     rotated = spectrum * _along(phase, x.ndim, dim)  # X_k - i X_(n-k)
@@ -27,7 +29,7 @@ def dct_fft(x: Tensor, dim: int) -> Tensor:
 
 def idct_fft(x: Tensor, dim: int) -> Tensor:
     """Inverse of `dct_fft`."""
-    n, kind = x.shape[dim], torch.promote_types(x.dtype, torch.float32)
+    n, kind = x.shape[dim], full_dtype(x.dtype)
     _, back, phase = _constants(n, kind, x.device)
     x_wide = x.to(kind)
     mirrored = x_wide.narrow(dim, n - n // 2, n // 2).flip(dim)  # X_(n-k), k = 1 .. n/2

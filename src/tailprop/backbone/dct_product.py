@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .capture import shared_in_graph
 from .dct_fft import dct_fft, idct_fft
 from .response import build_dtype, is_plain
 
@@ -41,7 +42,7 @@ def dct_basis(n: int, like: Tensor) -> Tensor:
     """
     if is_plain(like):
         return _cached_basis(n, like.dtype, like.device)
-    return _build_basis(n, like.device).to(like.dtype)
+    return shared_in_graph(lambda: _build_basis(n, like.device).to(like.dtype), "basis", n, like.dtype, like.device)
 
 
 def _along(x: Tensor, dim: int, inverse: bool) -> Tensor:
@@ -64,7 +65,7 @@ def _mix_channels(basis: Tensor, x: Tensor, dim: int) -> Tensor:
     """
     convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.ndim]
     kernel = basis[(...,) + (None,) * (x.ndim - 2)]
-    return convolve(x.transpose(1, dim), kernel).transpose(1, dim)
+    return convolve(x, kernel) if dim == 1 else convolve(x.transpose(1, dim), kernel).transpose(1, dim)
 
 
 @lru_cache(_CACHE_SIZE)

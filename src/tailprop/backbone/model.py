@@ -17,6 +17,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
+from .capture import sharing_constants
 from .layers import MLP, StochasticDepth, in_slices, to_nchw, to_nhwc
 from .linear import Linear
 from .mixers import build_mixer, resample_embedding
@@ -144,8 +145,9 @@ class TPOStage(nn.Module):
 
     def _run_layers(self, x: Tensor) -> Tensor:
         embedding = () if self.freq_embed is None else (resample_embedding(self.freq_embed, x),)
-        for layer in self.layers:
-            x = checkpoint(layer, x, *embedding) if self.grad_checkpointing else layer(x, *embedding)
+        with sharing_constants():
+            for layer in self.layers:
+                x = checkpoint(layer, x, *embedding) if self.grad_checkpointing else layer(x, *embedding)
         return x
 
 

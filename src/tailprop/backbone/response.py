@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from .capture import full_dtype, shared_in_graph
 from .dct_split import PRODUCT, frequency_order
 
 __all__ = ["Frequencies", "Mixture", "StripResponse", "is_plain"]
@@ -46,12 +47,13 @@ class Frequencies(NamedTuple):
 
         Frequencies are divided by `spacing`, the distance between neighbouring positions.
         """
-        dtype = torch.promote_types(self.like.dtype, torch.float32)
+        dtype = full_dtype(self.like.dtype)
         if is_plain(self.like) and math.prod(self.sizes) <= _CACHED_POINTS:
             rho = _cached_grid(self.sizes, self.pieces, dtype, self.like.device, spacing)
             rho = rho[:, self.columns] if len(self.sizes) > 1 else rho
         else:
-            rho = _build_grid(self, spacing).to(dtype)
+            key = (*self.sizes, *self.pieces, self.columns, dtype, self.like.device, spacing)
+            rho = shared_in_graph(lambda: _build_grid(self, spacing).to(dtype), "grid", *key)
         return rho[None, ..., None]
 
     def take(self, values: Tensor) -> Tensor:

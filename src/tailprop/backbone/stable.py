@@ -18,6 +18,7 @@ import torch.fx
 from torch import Tensor
 
 from . import tail_triton
+from .capture import full_dtype
 from .dct import MAX_GAIN, Frequencies, Mixture, normalizing_gain, spectral_branches, spectral_filter
 from .response_cache import ResponseCache
 
@@ -201,14 +202,14 @@ class Mix(NamedTuple):
         orders: Tensor | Sequence[float],
         spacing: float = 1.0,
     ) -> "Mix":
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = full_dtype(x.dtype)
         _check_numbers(scales, weights)
-        scales = torch.as_tensor(scales, dtype=dtype, device=x.device)
+        scales = _as_tensor(scales, dtype, x.device)
         scales = scales[:, None] if scales.ndim == 1 else scales
         num_orders = scales.shape[0]
         if weights is None:
             weights = [1 / num_orders] * num_orders
-        weights = _to_bkc(torch.as_tensor(weights, dtype=dtype, device=x.device))
+        weights = _to_bkc(_as_tensor(weights, dtype, x.device))
         split = _to_bkc(orders.to(dtype)).unbind(1) if isinstance(orders, Tensor) else checked_orders(orders)
         if not num_orders == weights.shape[1] == len(split):
             raise ValueError(
@@ -250,6 +251,12 @@ def _without_mean(response: Mixture, frequencies: Frequencies, normalized: Tenso
     first, *others = response.terms
     is_mean = frequencies.squared() == 0
     return Mixture((first * (1 - is_mean * normalized), *others), response.weights)
+
+
+def _as_tensor(values: Tensor | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if isinstance(values, Tensor) and values.dtype == dtype and values.device == device:
+        return values  # `as_tensor` would be two operations of an exported graph
+    return torch.as_tensor(values, dtype=dtype, device=device)
 
 
 def _spatial(x: Tensor) -> tuple[int, ...]:
@@ -300,4 +307,4 @@ def checked_orders(orders: Sequence[float]) -> tuple[float, ...]:
 
 def at_least_float32(v: Tensor) -> Tensor:
     """v in at least float32: gates, scales and responses are computed in full precision under autocast."""
-    return v.to(torch.promote_types(v.dtype, torch.float32))
+    return v if v.dtype == full_dtype(v.dtype) else v.float()

@@ -54,6 +54,8 @@ class TaskSpec:
     metrics: dict[str, str]  # name: label with unit for figures; the first metric selects the best checkpoint
     bench: str | None = None  # `tailprop bench TASK`, likewise; None = the task has no benchmark
     artifacts: tuple[str, ...] = ()  # files that the task adds to the run folder
+    export: str | None = None  # `tailprop export`: function that describes what is exported; None = nothing is
+    exported: str | None = None  # `tailprop predict FILE.onnx`: the module whose `run` takes the options of `predict`
 
     @property
     def name(self) -> str:

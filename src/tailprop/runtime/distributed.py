@@ -5,7 +5,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tailprop.runtime.allocator import keep_freed_memory
 from tailprop.runtime.signals import Interrupted
-from tailprop.utils.text import say
+from tailprop.utils.text import print_main
 from tailprop.utils.validation import check_at_least
 
 __all__ = [
@@ -188,13 +188,6 @@ def _use_loopback_if_local() -> None:
     local = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     if local and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
-
-def print_main(text: str) -> None:
-    """Print a line on standard error, on rank 0 only."""
-    if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError):  # the pipe is closed
-            say(text, error=True)
 
 
 def all_reduce_sum(values: Tensor, device: torch.device) -> Tensor:

@@ -14,6 +14,8 @@ EXTRAS: Final = {
     "segmentation_models_pytorch": "segment",
     **dict.fromkeys(("imagecodecs", "tifffile"), "restore"),
     **dict.fromkeys(("starlette", "uvicorn"), "app"),
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    "openvino": "openvino",
 }
 
 

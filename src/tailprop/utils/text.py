@@ -1,12 +1,14 @@
 """Text for messages: counts, lists, suggestions, and text from outside that is escaped before it is printed."""
 
 import difflib
+import os
 import sys
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
-__all__ = ["closest", "counted", "did_you_mean", "excerpt", "listed", "printable", "say", "say_lines"]
+__all__ = ["closest", "counted", "did_you_mean", "excerpt", "listed", "print_main", "printable", "say", "say_lines"]
 
 # Control characters, surrogates, line and paragraph separators: a terminal executes them, or cannot encode them.
 _ESCAPED: Final = ("Cc", "Cs", "Zl", "Zp")
@@ -57,6 +59,13 @@ def _escaped(character: str) -> str:
 def say(text: object, error: bool = False, flush: bool = False) -> None:
     """Print a line that may have text from outside in it: file names, class names, values of files."""
     print(printable(str(text)), file=sys.stderr if error else sys.stdout, flush=flush)
+
+
+def print_main(text: str) -> None:
+    """Print a line on standard error, on rank 0 only."""
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(OSError):  # the pipe is closed
+            say(text, error=True)
 
 
 def say_lines(text: object) -> None:

@@ -28,9 +28,10 @@ from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.palette import class_color
 from tailprop.tasks.segment.config import InferenceConfig, SegmentAugmentConfig, SegmentConfig, SegmenterConfig
 from tailprop.tasks.segment.draw import draw_labels, legend, with_legend
-from tailprop.tasks.segment.inference import label_image, most_probable, slide, windows
+from tailprop.tasks.segment.inference import label_image, most_probable, slide
 from tailprop.tasks.segment.metrics import confusion, score_confusion
 from tailprop.tasks.segment.model import Segmenter, create_segmenter, segmenter_macs
+from tailprop.tasks.segment.windows import windows
 from tailprop.tasks.segment.task import MeanLoss, check_batch_norm, papers_miou, pixel_loss
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)

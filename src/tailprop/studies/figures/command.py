@@ -24,7 +24,7 @@ from tailprop.studies.figures.options import ALL, DrawFigure
 from tailprop.studies.figures.page import write_page
 from tailprop.tasks.common.bench import write_rows
 from tailprop.tasks.common.look import save_figure
-from tailprop.tasks.common.predictor import progress_bar
+from tailprop.tasks.common.progress import progress_bar
 from tailprop.utils.files import write_atomically
 from tailprop.utils.text import say
 

@@ -11,5 +11,7 @@ SPEC = TaskSpec(
     evaluate="evaluate:ClassifyEval",
     predict="predict:ClassifyPredict",
     metrics={"top1": "top-1, %", "top5": "top-5, %", "val_loss": "validation loss"},
+    export="export:create_export",
+    exported="exported",
     artifacts=("learning.png", "confusion.png"),
 )

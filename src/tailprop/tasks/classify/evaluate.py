@@ -22,7 +22,7 @@ from tailprop.tasks.classify.sources import Folder, Source, check_labels
 from tailprop.tasks.common.classes import align_classes
 from tailprop.tasks.common.figures import dataset_name
 from tailprop.tasks.common.overlap import count_training_contents, describe_overlap
-from tailprop.tasks.common.predictor import progress_bar
+from tailprop.tasks.common.progress import progress_bar
 from tailprop.utils.files import make_folder, write_json
 from tailprop.utils.terminal import Console, Table
 from tailprop.utils.text import counted, say

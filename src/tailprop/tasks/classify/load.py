@@ -18,19 +18,11 @@ from tailprop.runtime.precision import autocast
 from tailprop.tasks.classify.augment import eval_transform
 from tailprop.tasks.classify.config import AugmentConfig, ClassifyConfig, DataConfig
 from tailprop.tasks.classify.model import create_model, image_mode
+from tailprop.tasks.classify.report import ClassScore, rounded
 from tailprop.tasks.common.models import check_finite, check_model, for_loading, load_weights
 from tailprop.tasks.common.predictor import ImageInput, Predictor, to_pil
 
 __all__ = ["ClassPrediction", "ClassScore", "ImageClassifier", "load_classifier"]
-
-
-@dataclass(frozen=True)
-class ClassScore:
-    """A class and its predicted probability."""
-
-    index: int  # class index, the position in the model's output
-    name: str  # class name
-    probability: float  # softmax probability, 0 to 1
 
 
 @dataclass(frozen=True)
@@ -48,17 +40,13 @@ class ClassPrediction:
     @property
     def probability(self) -> float:
         """The probability of the most probable class."""
-        return _rounded(float(self.probabilities.max()))
+        return rounded(float(self.probabilities.max()))
 
     def top(self, k: int = 5) -> list[ClassScore]:
         """The k most probable classes, best first."""
         values, indices = self.probabilities.topk(min(k, len(self.names)))
         pairs = zip(indices.tolist(), values.tolist(), strict=True)
-        return [ClassScore(i, self.names[i], _rounded(p)) for i, p in pairs]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.7g}")  # the digits of single precision
+        return [ClassScore(i, self.names[i], rounded(p)) for i, p in pairs]
 
 
 @dataclass(frozen=True)

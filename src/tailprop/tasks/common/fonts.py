@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import ImageFont
 
-from tailprop.runtime.distributed import print_main
+from tailprop.utils.text import print_main
 
 __all__ = ["drawable", "drawable_names", "families_for", "load_font", "missing_characters"]
 

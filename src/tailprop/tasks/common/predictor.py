@@ -1,31 +1,25 @@
-"""The Python interface for predictions, and code it shares with `tailprop predict`."""
+"""The Python interface for predictions."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from tailprop.data.broken import Broken
 from tailprop.data.images import decode_image, read_image
 from tailprop.engine.config import TaskConfig
-from tailprop.utils.terminal import Console
 
 __all__ = [
     "ImageInput",
     "Predictor",
-    "SkippedImages",
     "as_list",
     "check_unit_range",
-    "print_line",
-    "progress_bar",
     "to_pil",
     "to_tensor",
 ]
@@ -123,41 +117,3 @@ def _to_bytes(array: np.ndarray) -> np.ndarray:
 def to_tensor(image: Image.Image) -> Tensor:
     """An RGB image as a uint8 tensor, (3, H, W)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-class SkippedImages:
-    """Collects images that cannot be read: prints each name on standard error, or raises at the first.
-
-    Args:
-        total: Number of all images; a single image that cannot be read is always an error.
-    """
-
-    def __init__(self, console: Console, on_broken: Literal["skip", "stop"], total: int) -> None:
-        self.console, self.on_broken, self.total = console, on_broken, total
-        self.broken: list[Broken] = []
-
-    def add(self, item: Broken) -> None:
-        if self.total == 1:
-            raise ValueError(str(item))
-        if self.on_broken == "stop":
-            raise ValueError(f"{item}; fix or remove it, or skip it (--on-broken skip)")
-        self.broken.append(item)
-        print_line(self.console, f"skipped {item}")
-        if len(self.broken) == self.total:
-            raise ValueError(f"none of {self.total} images can be read; the first: {self.broken[0]}")
-
-
-def print_line(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True)  # one line, above the progress bar if there is one
-
-
-@contextmanager
-def progress_bar(
-    title: str, total: float, console: Console | None = None, shown: bool = True
-) -> Iterator[Callable[[float], None]]:
-    """A progress bar on a terminal, nothing elsewhere; call the yielded function with the amount of work done."""
-    console = console or Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
-        bar = progress.add_task(title, total=total)
-        yield lambda done: progress.advance(bar, done)

@@ -20,5 +20,7 @@ SPEC = TaskSpec(
         "mask_ap75": "mask AP75, %",
         "val_loss": "validation loss",
     },
+    export="export:create_export",
+    exported="exported",
     artifacts=("learning.png", "predictions.jpg", "pictures.jpg", "coco_results.json", "coco_results.json.sha256"),
 )

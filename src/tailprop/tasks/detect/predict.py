@@ -10,7 +10,7 @@ from tailprop.data.broken import Broken
 from tailprop.data.formats.coco import area_of
 from tailprop.data.images import check_no_overwrite, list_images, read_image, save_image, suppress_pillow_warnings, unique_stems
 from tailprop.runtime.distributed import process_group
-from tailprop.tasks.common.predictor import SkippedImages, progress_bar
+from tailprop.tasks.common.progress import SkippedImages, progress_bar
 from tailprop.tasks.detect.draw import draw_objects, objects_of
 from tailprop.tasks.detect.load import ObjectDetector, load_detector
 from tailprop.tasks.detect.metrics import to_results

@@ -6,7 +6,7 @@ from tailprop.data.broken import Broken
 from tailprop.data.images import check_no_overwrite, list_images, read_image, suppress_pillow_warnings, unique_stems
 from tailprop.data.raster import write_pixels
 from tailprop.runtime.distributed import process_group
-from tailprop.tasks.common.predictor import SkippedImages, print_line, progress_bar
+from tailprop.tasks.common.progress import SkippedImages, print_line, progress_bar
 from tailprop.tasks.reach.load import load_reach
 from tailprop.tasks.reach.options import ReachPredict
 from tailprop.utils.terminal import Console

@@ -12,5 +12,7 @@ SPEC = TaskSpec(
     predict="predict:RestorePredict",
     bench="bench:BenchRestore",
     metrics={"psnr": "PSNR, dB", "ssim": "SSIM", "psnr_b": "PSNR-B, dB", "val_loss": "test loss"},
+    export="export:create_export",
+    exported="exported",
     artifacts=("learning.png", "restored.png"),
 )

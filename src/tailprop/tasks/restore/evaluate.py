@@ -14,7 +14,7 @@ from tailprop.data.loader import create_loader
 from tailprop.data.samplers import EvalSampler
 from tailprop.runtime.distributed import World, process_group
 from tailprop.tasks.common.overlap import count_training_images, describe_overlap
-from tailprop.tasks.common.predictor import progress_bar
+from tailprop.tasks.common.progress import progress_bar
 from tailprop.tasks.restore.config import RestoreDataConfig
 from tailprop.tasks.restore.data import WholeImageDataset
 from tailprop.tasks.restore.figures import draw_restored

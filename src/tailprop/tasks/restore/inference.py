@@ -3,7 +3,6 @@
 Shapes: B batch, C channels, H, W; float32 with white at 1; s the scale of super-resolution, else 1.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -16,11 +15,10 @@ from tailprop.data.raster import Pixels
 from tailprop.runtime.distributed import all_gather
 from tailprop.tasks.restore.data import Pair
 from tailprop.tasks.restore.metrics import Protocol, Restored, Score, Scores, measure, to_bytes
-from tailprop.utils.validation import check_at_least
+from tailprop.tasks.restore.tiles import check_tiles, tiles
 
-__all__ = ["check_tiles", "evaluate_restorer", "in_colour", "restore_tiled", "restore_whole", "shared_px"]
+__all__ = ["evaluate_restorer", "in_colour", "restore_tiled", "restore_whole"]
 
-_JPEG_BLOCK = 8  # pixels
 WHOLE = Protocol()
 
 
@@ -35,22 +33,6 @@ def in_colour(restore: Callable[[Tensor], Tensor], degraded: Tensor, in_chans: i
     if degraded.shape[1] == in_chans:
         return restore(degraded)
     return restore(degraded.expand(-1, in_chans, -1, -1)).mean(1, keepdim=True)
-
-
-def check_tiles(tile_px: int | None, overlap_px: int | None) -> None:
-    if tile_px is not None:
-        check_at_least("tile_px", tile_px, 16)
-    if overlap_px is not None:
-        check_at_least("overlap_px", overlap_px, 0)
-    if tile_px is not None and overlap_px is not None and overlap_px > tile_px // 2:
-        raise ValueError(f"overlap_px may be at most half of tile_px, {tile_px // 2}; got {overlap_px}")
-
-
-def shared_px(tile_px: int | None, overlap_px: int | None, default: int) -> int:
-    """The overlap of neighbouring tiles: as given, or the default, limited to a quarter of a tile."""
-    if overlap_px is not None:
-        return overlap_px
-    return default if tile_px is None else min(default, tile_px // 4)
 
 
 @torch.inference_mode()
@@ -69,8 +51,8 @@ def restore_tiled(
     """
     check_tiles(tile_px, overlap_px)
     h, w = degraded.shape[-2:]
-    grid = math.lcm(_JPEG_BLOCK, int(getattr(model, "grid_px", 1)))
-    down, across = _tiles(h, tile_px, overlap_px, grid), _tiles(w, tile_px, overlap_px, grid)
+    grid = int(getattr(model, "grid_px", 1))
+    down, across = tiles(h, tile_px, overlap_px, grid), tiles(w, tile_px, overlap_px, grid)
     total = degraded.new_zeros(*degraded.shape[:2], scale * h, scale * w, dtype=torch.float32)
     weights = torch.zeros(scale * h, scale * w, device=degraded.device)
     for rows, columns in ((rows, columns) for rows in down for columns in across):
@@ -84,19 +66,6 @@ def restore_tiled(
         weights[rows, columns] += fade
         tick(1 / (len(down) * len(across)))
     return total / weights
-
-
-def _tiles(length: int, tile: int, overlap: int, grid: int) -> list[slice]:
-    """Tiles along an axis, evenly spaced, that overlap by at least `overlap`.
-
-    They begin at multiples of `grid`, so that the network's patches and windows and JPEG's blocks are the same as in the whole
-    image. This can make them a little longer.
-    """
-    if length <= tile:
-        return [slice(0, length)]
-    count = max(2, -(-(length - overlap) // (tile - overlap)))
-    begins = [i * (length - tile) // (count - 1) // grid * grid for i in range(count)]
-    return [slice(begin, min(begin + tile + grid, length)) for begin in begins[:-1]] + [slice(begins[-1], length)]
 
 
 def _ramp(part: slice, length: int, overlap: int, like: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ from tailprop.tasks.common.predictor import ImageInput, Predictor, as_list, chec
 from tailprop.tasks.restore.bicubic import enlarge
 from tailprop.tasks.restore.config import RestoreConfig
 from tailprop.tasks.restore.degrade import to_unit
-from tailprop.tasks.restore.inference import check_tiles, in_colour, restore_tiled, restore_whole, shared_px
+from tailprop.tasks.restore.inference import in_colour, restore_tiled, restore_whole
 from tailprop.tasks.restore.task import build_restorer
+from tailprop.tasks.restore.tiles import check_tiles, shared_px
 
 __all__ = ["ImageRestorer", "load_restorer"]
 

@@ -21,6 +21,7 @@ from timm.models import checkpoint, named_apply
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
+from tailprop.backbone.capture import sharing_constants
 from tailprop.backbone.mixers import MIXERS, build_mixer, resample_embedding
 from tailprop.backbone.model import TPOLayer, init_module, to_nchw, to_nhwc
 from tailprop.tasks.restore.padding import pad_to_multiple
@@ -173,8 +174,9 @@ class TailPropIR(nn.Module):
         shallow = to_nhwc(self.conv_in(patches))  # (B, H/p, W/p, C)
         y = self.norm_in(shallow)
         embedding = () if self.freq_embed is None else (resample_embedding(self.freq_embed, y),)
-        for group in self.groups:
-            y = group(y, *embedding)
+        with sharing_constants():
+            for group in self.groups:
+                y = group(y, *embedding)
         return shallow + to_nhwc(self.conv_body(to_nchw(self.norm(y))))
 
 

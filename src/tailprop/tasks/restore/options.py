@@ -11,6 +11,7 @@ from tailprop.data.raster import Pixels
 from tailprop.engine.settings import setting
 from tailprop.tasks.common.options import EvalOptions, PredictOptions, override
 from tailprop.tasks.restore.config import RestoreDataConfig
+from tailprop.tasks.restore.tiles import check_tiles, shared_px
 from tailprop.utils.validation import check_at_least, check_choice, check_output_folder
 
 __all__ = ["TILE_PX", "BenchRestore", "RestoreDataChoice", "RestoreEval", "RestorePredict"]
@@ -53,8 +54,6 @@ class RestoreEval(EvalOptions):
     """Overwrite figures in that folder."""
 
     def check(self) -> None:
-        from tailprop.tasks.restore.inference import check_tiles
-
         super().check()
         check_tiles(self.tile_px, self.overlap_px)
         if self.images is not None:
@@ -62,8 +61,6 @@ class RestoreEval(EvalOptions):
 
     @property
     def shared_px(self) -> int:
-        from tailprop.tasks.restore.inference import shared_px
-
         return shared_px(self.tile_px, self.overlap_px, 32)
 
 
@@ -84,8 +81,6 @@ class RestorePredict(PredictOptions):
     """Overlap of neighbouring tiles, at most half a tile; none = 64, or a quarter of a small tile."""
 
     def check(self) -> None:
-        from tailprop.tasks.restore.inference import check_tiles
-
         check_at_least("whole_px", self.whole_px, 0)
         check_tiles(self.tile_px, self.overlap_px)
         super().check()

@@ -17,5 +17,7 @@ SPEC = TaskSpec(
         "class_accuracy": "mean class accuracy, %",
         "val_loss": "validation loss",
     },
+    export="export:create_export",
+    exported="exported",
     artifacts=("learning.png", "predictions.jpg", "pictures.jpg"),
 )

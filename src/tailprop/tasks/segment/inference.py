@@ -15,18 +15,12 @@ from tailprop.tasks.common.models import check_finite
 from tailprop.tasks.segment.config import InferenceConfig
 from tailprop.tasks.segment.data import normalise, resize_image
 from tailprop.tasks.segment.model import enlarge
+from tailprop.tasks.segment.windows import windows
 
-__all__ = ["label_image", "slide", "windows"]
+__all__ = ["label_image", "slide"]
 
 Model = Callable[[Tensor], Tensor]  # (1, 3, h, w) -> (1, K, h, w)
 CLASSES_AT_ONCE: Final = 16  # resized to the image size together: 150 classes of a 12-megapixel image would take 7 GB
-
-
-def windows(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """Start and end (exclusive) of the windows along a side; the last window is moved back to end at the border."""
-    count = max(0, -(-(length - window) // stride)) + 1
-    ends = [min(length, k * stride + window) for k in range(count)]
-    return [(max(0, end - window), end) for end in ends]
 
 
 def slide(model: Model, image: Tensor, window: int, stride: int) -> Tensor:
