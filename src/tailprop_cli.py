@@ -32,6 +32,7 @@ COMMANDS = {
         "Export",
         "export a checkpoint to ONNX, PyTorch or OpenVINO, checked at three sizes",
     ),
+    "push": ("tailprop.commands.push", "Push", "upload a run to the Hugging Face Hub, with a model card"),
     "robustness": (
         "tailprop.studies.robustness",
         "tailprop.studies.robustness_options:Robustness",

@@ -31,6 +31,7 @@ _VHEAT_RULES: Final = (
     (r"^classifier\.3\.", "head.fc."),
 )
 _VHEAT_DOWNSAMPLE: Final = re.compile(r"^layers\.(\d+)\.\d+\.([01])\.(\w+)$")
+_LARGER: Final = ("backbone.body.model.", "backbone.model.")  # names of a backbone in our detectors and segmenters
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ torch.serialization.add_safe_globals([(OrderedDict, "yacs.config.CfgNode")])
 
 def load_matching(model: nn.Module, state_dict: Mapping[str, Tensor]) -> WarmStartReport:
     """Copy into `model` every matching tensor of a state dict, with vHeat's names or ours; report the rest."""
-    theirs = checkpoint_filter_fn(dict(state_dict), model)
+    theirs = _renamed(_backbone_of(dict(state_dict), model), model)
     ours = model.state_dict()
     fits = {name: v for name, v in theirs.items() if name in ours and ours[name].shape == v.shape}
     if not fits:
@@ -80,7 +81,17 @@ def load_matching(model: nn.Module, state_dict: Mapping[str, Tensor]) -> WarmSta
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """timm's hook: rename a vHeat state dict and resample its embeddings to the model's resolution; ours is unchanged."""
+    """timm's hook: rename a vHeat state dict and resample its embeddings to the model's resolution; ours is unchanged.
+
+    Of a detector or a segmenter it takes the backbone, whose last norm and classifier do not exist there.
+    """
+    found = _backbone_of(state_dict, model)
+    if found is not state_dict:
+        return {name: v for name, v in model.state_dict().items() if name.startswith(("norm.", "head."))} | found
+    return _renamed(state_dict, model)
+
+
+def _renamed(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     if "patch_embed.conv1.weight" not in state_dict:
         return state_dict
     ours = model.state_dict()
@@ -93,6 +104,13 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
             value = _resize_embedding(value, ours[name].shape)
         renamed[name] = value
     return renamed
+
+
+def _backbone_of(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    prefix = next((p for p in _LARGER if f"{p}stem.conv1.weight" in state_dict), None)
+    if prefix is None or not hasattr(model, "stem"):  # other weights, or the whole of such a network
+        return state_dict
+    return {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
 
 
 def _rename_vheat(name: str) -> str:

@@ -38,12 +38,8 @@ def read_onnx_metadata(path: Path) -> dict[str, str]:
         raise ValueError(f"no file at {path}")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is not an ONNX file: it is empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        whole = memoryview(content)
-        try:
-            return _Reader(path).read(whole)
-        finally:
-            whole.release()
+    with path.open("rb") as file:  # the map is closed when nothing refers to it: an error message may keep a part of it
+        return _Reader(path).read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
 class _Reader:

@@ -65,7 +65,13 @@ class Persistence:
         check_all_finite(payload)  # before the export: it may be finite where the optimizer is not
         if is_best:
             checkpoint.save_weights(self.folder.weights, self.state.evaluated, self._metadata())
+            self._write_hub_config()
         checkpoint.save(self.folder.last, payload, also=self.folder.best if is_best else None)
+
+    def _write_hub_config(self) -> None:
+        """The file from which timm creates the network; it belongs to the weights, and comes after them."""
+        if (found := self.task.hub_config()) is not None:
+            self.folder.write_hub_config(found)
 
     def _metadata(self) -> dict[str, str]:
         """Metadata of the exported weights, which makes them usable without the run folder."""
@@ -83,6 +89,8 @@ class Persistence:
         if self.world.is_main:
             if loop.best and not is_intact(self.folder.weights):
                 self._export_again()
+            if loop.best and not self.folder.has_hub_config():  # of an earlier version, or corrupt
+                self._write_hub_config()
             if (difference := self.identity.difference(payload)) is not None:
                 say(difference)
         return loop

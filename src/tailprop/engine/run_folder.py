@@ -6,6 +6,7 @@ metrics.jsonl      a line every few steps and after every epoch
 history.csv        the epochs of a finished run as a table
 last.pt, best.pt   checkpoints
 model.safetensors  the best weights
+config.json        what timm needs to create the network, for tasks whose weights are a network of timm
 tensorboard/       TensorBoard events
 launch.txt         under torchrun, the id of the launch, so that its restarts resume automatically
 .lock              locked while a process trains here
@@ -39,6 +40,7 @@ except ImportError:  # not a POSIX system: run folders are not locked
 __all__ = ["RunFolder"]
 
 _HASH = "manifest_hash"  # of the other entries of the manifest
+_HUB_HASH = "tailprop_hash"  # of the other entries of config.json
 
 
 class RunFolder:
@@ -49,7 +51,7 @@ class RunFolder:
         self.config, self.manifest, self.metrics = path / "config.yaml", path / "manifest.json", path / "metrics.jsonl"
         self.last, self.best, self.weights = path / "last.pt", path / "best.pt", path / "model.safetensors"
         self.tensorboard, self.launch, self.history = path / "tensorboard", path / "launch.txt", path / "history.csv"
-        self.lock = path / ".lock"
+        self.lock, self.hub = path / ".lock", path / "config.json"
         self._lock_file: IO[str] | None = None
 
     def check(self, config: TaskConfig) -> None:
@@ -171,6 +173,18 @@ class RunFolder:
         self._set_aside(self.manifest)
         return {}
 
+    def write_hub_config(self, content: dict[str, Any]) -> None:
+        """Write timm's config.json with a hash of it, which timm ignores."""
+        write_json(self.hub, content | {_HUB_HASH: config_hash(content)})
+
+    def has_hub_config(self) -> bool:
+        """Whether config.json is there and intact."""
+        try:
+            found = parse_json(self.hub.read_bytes(), self.hub)
+            return bool(found.pop(_HUB_HASH) == config_hash(found))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return False
+
     def _set_aside(self, path: Path) -> None:
         """Keep a corrupt log under another name: it does not stop a run, and a new one takes its place."""
         aside = path.with_name(f"{path.name}.corrupt")
@@ -220,8 +234,8 @@ class RunFolder:
 
     def _files(self) -> list[Path]:
         """The files a run writes; other files in the folder belong to the user."""
-        files = [self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.launch, self.history]
-        return files + self.artifacts
+        files = [self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.hub, self.launch]
+        return [*files, self.history, *self.artifacts]
 
     def _remove(self) -> None:
         for path in self._files():

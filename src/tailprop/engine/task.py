@@ -32,6 +32,9 @@ class Task(Protocol):
     def describe(self, model: nn.Module) -> dict[str, Any]: ...  # for the manifest: split_hash, parameters, macs, ...
     def data_summary(self) -> str: ...  # the dataset in one line, printed at the start
     def metadata(self) -> dict[str, str]: ...  # metadata of the exported weights
+    def hub_config(
+        self,
+    ) -> dict[str, Any] | None: ...  # timm's config.json for the exported weights; None = timm has no use for them
     def draw(self, history: list[dict[str, float]], folder: Path) -> None: ...  # draw the figures of a finished run
     def summary(self, best: dict[str, float]) -> str: ...  # the metrics of the best epoch in one line
 
@@ -55,6 +58,7 @@ class TaskSpec:
     bench: str | None = None  # `tailprop bench TASK`, likewise; None = the task has no benchmark
     artifacts: tuple[str, ...] = ()  # files that the task adds to the run folder
     export: str | None = None  # `tailprop export`: function that describes what is exported; None = nothing is
+    hub: str | None = None  # `tailprop push`: function of a Predictor that returns its config.json; None = it has none
     exported: str | None = None  # `tailprop predict FILE.onnx`: the module whose `run` takes the options of `predict`
 
     @property

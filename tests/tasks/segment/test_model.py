@@ -31,8 +31,8 @@ from tailprop.tasks.segment.draw import draw_labels, legend, with_legend
 from tailprop.tasks.segment.inference import label_image, most_probable, slide
 from tailprop.tasks.segment.metrics import confusion, score_confusion
 from tailprop.tasks.segment.model import Segmenter, create_segmenter, segmenter_macs
-from tailprop.tasks.segment.windows import windows
 from tailprop.tasks.segment.task import MeanLoss, check_batch_norm, papers_miou, pixel_loss
+from tailprop.tasks.segment.windows import windows
 
 SMALL = SegmenterConfig(channels=16, aux_channels=8)
 SWIN = "swin_tiny_patch4_window7_224"

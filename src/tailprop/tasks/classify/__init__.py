@@ -13,5 +13,6 @@ SPEC = TaskSpec(
     metrics={"top1": "top-1, %", "top5": "top-5, %", "val_loss": "validation loss"},
     export="export:create_export",
     exported="exported",
+    hub="hub:hub_config",
     artifacts=("learning.png", "confusion.png"),
 )

@@ -7,6 +7,7 @@ from tailprop.backbone.weights import WarmStartReport
 from tailprop.engine.checkpoint import warm_start
 from tailprop.engine.config import ModelConfig
 from tailprop.engine.run_settings import find_weights, read_config, read_metadata
+from tailprop.tasks.common.hub import HUB, TIMM, initial_state
 from tailprop.tasks.common.models import create, model_arguments
 from tailprop.utils.text import say, say_lines
 
@@ -26,8 +27,9 @@ def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> 
     kwargs = dict(num_classes=num_classes, in_chans=config.in_chans, **model_arguments(config))
     model = create(config.name, lambda: timm.create_model(config.name, **kwargs))
     if config.init is not None:
-        loaded = warm_start(model, find_weights(config.init))
-        _check_same_architecture(config, model, loaded)
+        state, theirs = initial_state(config)
+        loaded = warm_start(model, state)
+        _check_same_architecture(config, model, loaded, theirs)
         if report:
             say_lines(loaded)
     elif report:
@@ -35,9 +37,10 @@ def create_model(config: ModelConfig, num_classes: int, report: bool = True) -> 
     return model
 
 
-def _check_same_architecture(config: ModelConfig, model: nn.Module, report: WarmStartReport) -> None:
+def _check_same_architecture(config: ModelConfig, model: nn.Module, report: WarmStartReport, theirs: str | None) -> None:
     """Raise if the checkpoint of another model fills less than half of this one; vHeat, for example, fills most of TailProp."""
-    theirs, ours = _architecture(str(config.init)), model.state_dict()
+    is_file = not str(config.init).startswith((TIMM, HUB))
+    theirs, ours = _architecture(str(config.init)) if is_file else theirs, model.state_dict()
     share = sum(ours[name].numel() for name in report.taken) / sum(value.numel() for value in ours.values())
     if theirs not in (None, config.name) and share < 0.5:
         fills = f"only {share:.0%}" if share > 0.005 else "nothing"

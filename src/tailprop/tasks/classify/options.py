@@ -16,6 +16,7 @@ from tailprop.utils.validation import check_at_least, check_output_file, check_o
 
 __all__ = ["ClassifyEval", "ClassifyPredict", "DataChoice"]
 
+_LEAST_PX = 32  # backbone.model.MIN_SIZE_PX, which PyTorch would be imported for
 _DRAWN = (".png", ".jpg", ".pdf", ".svg")
 
 
@@ -111,13 +112,11 @@ class ClassifyPredict(ComputeOptions):
     """What to do with an image that cannot be read: skip it with a line on standard error, or stop."""
 
     def check(self) -> None:
-        from tailprop.backbone.model import MIN_SIZE_PX
-
         super().check()
         check_at_least("top", self.top, 1)
         check_at_least("batch_size", self.batch_size, 1)
         if self.size_px is not None:
-            check_at_least("size_px", self.size_px, MIN_SIZE_PX)
+            check_at_least("size_px", self.size_px, _LEAST_PX)
         check_output_file("--out", self.out)
         check_output_file("--sheet", self.sheet)
         if self.sheet is not None and self.sheet.suffix.lower() not in (".jpg", ".jpeg", ".png"):

@@ -17,6 +17,7 @@ from tailprop.tasks.classify.augment import BatchAugment, eval_transform, train_
 from tailprop.tasks.classify.config import AugmentConfig, ClassifyConfig
 from tailprop.tasks.classify.data import Batch, ImageDataset, collate, open_source
 from tailprop.tasks.classify.figures import CONFUSION_CLASSES, draw_confusion
+from tailprop.tasks.classify.hub import classifier_config
 from tailprop.tasks.classify.metrics import Accuracy, evaluate_classifier
 from tailprop.tasks.classify.model import create_model, image_mode
 from tailprop.tasks.classify.sources import Source, check_labels, check_same_classes, split_hash
@@ -128,6 +129,9 @@ class Classification(BaseTask[ClassifyConfig]):
             "num_classes": str(self.num_classes),
             "classes": "\n".join((*self.classes, *map(str, range(len(self.classes), self.num_classes)))),
         }
+
+    def hub_config(self) -> dict[str, Any]:
+        return classifier_config(self.config, self.metadata()["classes"].split("\n"))
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         title = run_title(self.config, folder)

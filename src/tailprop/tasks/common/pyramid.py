@@ -6,9 +6,9 @@ import timm
 from torch import nn
 
 from tailprop.backbone.weights import WarmStartReport
-from tailprop.engine.checkpoint import read_state_dict, warm_start
+from tailprop.engine.checkpoint import warm_start
 from tailprop.engine.config import ModelConfig
-from tailprop.engine.run_settings import find_weights
+from tailprop.tasks.common.hub import initial_state
 from tailprop.tasks.common.models import check_model, create, model_arguments
 
 __all__ = ["check_pyramid_model", "create_stages", "no_weight_decay_names", "start_from"]
@@ -55,9 +55,9 @@ def no_weight_decay_names(body: nn.Module, prefix: str) -> set[str]:
     return {f"{prefix}.{name}" for name in excluded}
 
 
-def start_from(model: nn.Module, body: nn.Module, init: str | None, head: str) -> WarmStartReport | None:
+def start_from(model: nn.Module, body: nn.Module, config: ModelConfig, head: str) -> WarmStartReport | None:
     """Warm start: the whole model if the checkpoint has parameters that start with `head`, else only the backbone."""
-    if init is None:
+    if config.init is None:
         return None
-    state = read_state_dict(find_weights(init))
+    state, _ = initial_state(config)
     return warm_start(model if any(name.startswith(head) for name in state) else body, state)

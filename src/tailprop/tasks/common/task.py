@@ -46,6 +46,10 @@ class BaseTask(Generic[C]):
         self.sampler.begin(epoch, step)
         return self.train_loader
 
+    def hub_config(self) -> dict[str, Any] | None:
+        """timm's config.json for the exported weights; None where they are no network of timm."""
+        return None
+
     def check_batch(self, batch: Any) -> None:
         """Record the broken files of a batch; raise if the batch is not full."""
         self.broken.record(batch.broken)

@@ -22,5 +22,6 @@ SPEC = TaskSpec(
     },
     export="export:create_export",
     exported="exported",
+    hub="hub:hub_config",
     artifacts=("learning.png", "predictions.jpg", "pictures.jpg", "coco_results.json", "coco_results.json.sha256"),
 )

@@ -194,7 +194,7 @@ def create_detector(
 ) -> tuple[Detector, WarmStartReport | None]:
     """A detector whose backbone has random weights or those of a classifier's checkpoint."""
     detector = Detector(create_stages(model, "a detector"), num_classes, short_px, long_px, config)
-    return detector, start_from(detector, detector.body, model.init, head="roi_heads.")
+    return detector, start_from(detector, detector.body, model, head="roi_heads.")
 
 
 def detector_macs(detector: Detector, height: int = 800, width: int = 1280) -> int:

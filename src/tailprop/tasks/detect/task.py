@@ -19,6 +19,7 @@ from tailprop.engine.integrity import matches_digest, write_digest
 from tailprop.runtime.distributed import World, all_gather, all_reduce_sum
 from tailprop.runtime.rng import seeded
 from tailprop.tasks.common.figures import draw_learning, run_title
+from tailprop.tasks.common.hub import backbone_config
 from tailprop.tasks.common.pages import draw_page
 from tailprop.tasks.common.task import BaseTask, data_summary
 from tailprop.tasks.detect.config import DetectConfig, DetectDataConfig
@@ -128,6 +129,9 @@ class Detection(BaseTask[DetectConfig]):
             "category_ids": json.dumps(self.category_ids),
             "masks": self.masks,
         }
+
+    def hub_config(self) -> dict[str, Any] | None:
+        return backbone_config(self.config.model)
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         measured_on = "training images" if self.config.data.validate_on_train else "validation"

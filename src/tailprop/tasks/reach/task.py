@@ -15,9 +15,9 @@ from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
 from tailprop.engine.checkpoint import warm_start
 from tailprop.engine.config import ModelConfig
-from tailprop.engine.run_settings import find_weights
 from tailprop.runtime.distributed import World, all_gather, all_reduce_sum
 from tailprop.tasks.common.figures import draw_learning, run_title
+from tailprop.tasks.common.hub import initial_state
 from tailprop.tasks.common.models import create, model_arguments
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
 from tailprop.tasks.reach.config import ReachConfig
@@ -119,7 +119,7 @@ def build_reach(config: ReachConfig, network: ModelConfig, report: bool = True) 
 
     model = create(network.name, make)
     if network.init is not None:
-        loaded = warm_start(model, find_weights(network.init))
+        loaded = warm_start(model, initial_state(network)[0])
         if report:
             say_lines(loaded)
     return model

@@ -13,9 +13,9 @@ from tailprop.data.samplers import EvalSampler
 from tailprop.data.splits import hash_parts
 from tailprop.engine.checkpoint import warm_start
 from tailprop.engine.config import ModelConfig
-from tailprop.engine.run_settings import find_weights
 from tailprop.runtime.distributed import World, all_reduce_sum
 from tailprop.tasks.common.figures import draw_learning, run_title
+from tailprop.tasks.common.hub import initial_state
 from tailprop.tasks.common.models import model_arguments
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
 from tailprop.tasks.restore.config import RestoreConfig
@@ -122,7 +122,7 @@ def build_restorer(config: ModelConfig, scale: int = 1, report: bool = True) -> 
     given = model_arguments(config) | ({"upscale": scale} if scale > 1 else {})
     model = create_restorer(config.name, config.in_chans, **given)
     if config.init is not None:
-        loaded = warm_start(model, find_weights(config.init))
+        loaded = warm_start(model, initial_state(config)[0])
         if report:
             say_lines(loaded)
     return model

@@ -19,5 +19,6 @@ SPEC = TaskSpec(
     },
     export="export:create_export",
     exported="exported",
+    hub="hub:hub_config",
     artifacts=("learning.png", "predictions.jpg", "pictures.jpg"),
 )

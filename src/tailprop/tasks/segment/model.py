@@ -99,7 +99,7 @@ def create_segmenter(model: ModelConfig, num_classes: int, config: SegmenterConf
     """A segmenter whose backbone has random weights or those of a classifier's checkpoint."""
     multiple_px = 32 if timm.get_pretrained_cfg_value(model.name, "fixed_input_size") else 1  # Swin; TailProp takes any size
     segmenter = Segmenter(create_stages(model, "a segmenter"), num_classes, config, multiple_px)
-    return segmenter, start_from(segmenter, segmenter.body, model.init, head="decoder.")
+    return segmenter, start_from(segmenter, segmenter.body, model, head="decoder.")
 
 
 def segmenter_macs(segmenter: Segmenter, height: int = 512, width: int = 512) -> int:

@@ -19,6 +19,7 @@ from tailprop.data.loader import create_loader, to_device
 from tailprop.data.samplers import EvalSampler
 from tailprop.runtime.distributed import World, all_gather, all_reduce_sum
 from tailprop.tasks.common.figures import draw_learning, run_title
+from tailprop.tasks.common.hub import backbone_config
 from tailprop.tasks.common.pages import draw_page
 from tailprop.tasks.common.task import BaseTask, create_train_sampler, data_summary
 from tailprop.tasks.segment.config import (
@@ -110,6 +111,9 @@ class Segmentation(BaseTask[SegmentConfig]):
             "classes": "\n".join(self.classes),
             "first_label": str(self.sets["train"].first_label),
         } | write_colors(self.sets["train"].colors)
+
+    def hub_config(self) -> dict[str, Any] | None:
+        return backbone_config(self.config.model)
 
     def draw(self, history: list[dict[str, float]], folder: Path) -> None:
         metrics, title = {"miou": "mean IoU, %", "pixel_accuracy": "pixel accuracy, %"}, run_title(self.config, folder)
