@@ -143,13 +143,13 @@ def test_tiles_of_an_exported_restorer(run: Path, tmp_path: Path) -> None:
 
 def test_what_an_exported_file_cannot_do_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, image = str(run / "model.onnx"), str(images_of(run)[0])
-    assert_refused(capsys, ["eval", file], "takes no exported files")
-    assert_refused(capsys, ["export", str(run)], "exists; replace it (--overwrite)")
+    assert_refused(["eval", file], "takes no exported files", capsys)
+    assert_refused(["export", str(run)], "exists; replace it (--overwrite)", capsys)
     out = [] if read_description(run / "model.onnx").task == "classify" else ["--out", str(tmp_path / "out")]
-    assert_refused(capsys, ["predict", file, image, "--precision", "bf16", *out], "--precision is not supported")
+    assert_refused(["predict", file, image, "--precision", "bf16", *out], "--precision is not supported", capsys)
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes((run / "model.onnx").read_bytes()[:-100])
-    assert_refused(capsys, ["predict", str(damaged), image, *out], "damaged.onnx")
+    assert_refused(["predict", str(damaged), image, *out], "damaged.onnx", capsys)
 
 
 class Fixed(nn.Module):
