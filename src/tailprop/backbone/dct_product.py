@@ -50,7 +50,7 @@ def _along(x: Tensor, dim: int, inverse: bool) -> Tensor:
     # Meta tensors take the product, whose multiply-adds can be counted.
     if is_plain(x) and x.device.type != "meta" and n > LARGE:
         return idct_fft(x, dim) if inverse else dct_fft(x, dim)
-    basis = dct_basis(n, x).mT if inverse else dct_basis(n, x)
+    basis = dct_basis(n, x).transpose(0, 1) if inverse else dct_basis(n, x)
     if torch.compiler.is_exporting():
         return _mix_channels(basis, x, dim)
     # bmm with an expanded basis, not matmul: matmul folds the batch by transposing x, which copies it twice.

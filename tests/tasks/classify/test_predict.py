@@ -16,10 +16,9 @@ from rich.console import Console
 import tailprop_cli
 from tailprop.data.images import list_images
 from tailprop.engine.checkpoint import save_weights
-from tailprop.tasks.classify import predict
-from tailprop.tasks.classify.load import ClassScore
+from tailprop.tasks.classify import predict, report
 from tailprop.tasks.classify.options import ClassifyPredict
-from tailprop.tasks.classify.predict import Prediction
+from tailprop.tasks.classify.report import ClassScore, Prediction
 from tests.helpers.predicting import (
     CLASSES,
     expected,
@@ -101,7 +100,7 @@ def test_table_csv_and_json_agree(checkpoint: str, tmp_path: Path, capsys: pytes
 def test_best_class_is_bold_and_narrow_terminals_truncate_nothing() -> None:
     prediction = Prediction("folder/" + "x" * 60 + ".png", (ClassScore(0, "tench", 0.75), ClassScore(1, "y" * 40, 0.25)))
     console = Console(width=40, force_terminal=True, color_system="standard", legacy_windows=False)
-    text = predict._render([prediction], "table", console, escaped=True)
+    text = report._render([prediction], "table", console, escaped=True)
     best, second = (next(line for line in text.splitlines() if figure in line) for figure in ("75.00", "25.00"))
     assert re.search(r"\x1b\[1m *tench", best)
     assert "\x1b[1m" not in second
@@ -110,9 +109,9 @@ def test_best_class_is_bold_and_narrow_terminals_truncate_nothing() -> None:
 
 def test_hostile_names_are_escaped_on_a_terminal_and_kept_in_a_file() -> None:
     hostile = Prediction("a\x1b[2J.jpg", (ClassScore(0, "b\u202ec", 0.5),))
-    assert "a\\x1b[2J.jpg,1,0,b\\u202ec,0.5" in predict._as_csv([hostile], escaped=True)
-    assert "a\x1b[2J.jpg,1,0,b\u202ec,0.5" in predict._as_csv([hostile], escaped=False)
-    text = predict._as_json([hostile])
+    assert "a\\x1b[2J.jpg,1,0,b\\u202ec,0.5" in report._as_csv([hostile], escaped=True)
+    assert "a\x1b[2J.jpg,1,0,b\u202ec,0.5" in report._as_csv([hostile], escaped=False)
+    text = report._as_json([hostile])
     assert not {"\x1b", "\u202e"} & set(text)
     assert json.loads(text)[0]["image"] == "a\x1b[2J.jpg"
     assert json.loads(text)[0]["predictions"][0]["name"] == "b\u202ec"

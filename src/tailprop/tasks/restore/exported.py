@@ -98,7 +98,8 @@ def _tiled(
         total[(slice(None), *place)] += fade * restored
         weights[place] += fade
         tick(1 / (len(down) * len(across)))
-    return total / weights
+    total /= weights
+    return total
 
 
 def _ramp(part: slice, length: int, overlap: int, scale: int) -> Array:
