@@ -16,8 +16,10 @@ from torch import nn
 
 import tailprop
 import tailprop_cli
+from tailprop.backbone.model import MIN_SIZE_PX
 from tailprop.engine import export
 from tailprop.engine.exported import Description, InputSpec, read_description
+from tailprop.tasks.common.config import LEAST_PX
 from tests.helpers.runs import assert_refused
 from tests.helpers.tiny_tasks import write_tiny
 
@@ -150,6 +152,10 @@ def test_what_an_exported_file_cannot_do_is_refused(run: Path, tmp_path: Path, c
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes((run / "model.onnx").read_bytes()[:-100])
     assert_refused(["predict", str(damaged), image, *out], "damaged.onnx", capsys)
+
+
+def test_least_side_is_that_of_the_backbone() -> None:
+    assert LEAST_PX == MIN_SIZE_PX
 
 
 class Fixed(nn.Module):

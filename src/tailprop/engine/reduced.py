@@ -32,7 +32,8 @@ def export_int8(item: Exportable, out: Path, count: int, metrics: dict[str, str]
     with TemporaryDirectory() as folder:
         full = Path(folder, "fp32.onnx")
         error = export_onnx(item, full)
-        before = OnnxNetwork(OnnxModel(full))
+        threads = torch.get_num_threads()
+        before = OnnxNetwork(OnnxModel(full, threads))
         lines: list[str] = []
 
         def write(path: Path) -> None:
@@ -40,7 +41,7 @@ def export_int8(item: Exportable, out: Path, count: int, metrics: dict[str, str]
             lines.append(f"{products} products in INT8, calibrated with {len(inputs)} images of the training data")
 
         def check(path: Path) -> float:
-            after = OnnxNetwork(OnnxModel(path))  # raises if onnxruntime refuses it
+            after = OnnxNetwork(OnnxModel(path, threads))  # raises if onnxruntime refuses it
             lines.extend(_compare(item, {"FP32": before, "INT8": after}, inputs[0], metrics))
             lines.append(f"size: FP32 {full.stat().st_size / 1e6:.1f} MB, INT8 {path.stat().st_size / 1e6:.1f} MB")
             return error

@@ -11,12 +11,12 @@ from tailprop.data.images import is_image
 from tailprop.engine.options import Checkpoint
 from tailprop.engine.settings import setting
 from tailprop.tasks.classify.config import DataConfig
+from tailprop.tasks.common.config import LEAST_PX
 from tailprop.tasks.common.options import ComputeOptions, EvalOptions, Images, override
 from tailprop.utils.validation import check_at_least, check_output_file, check_output_folder
 
 __all__ = ["ClassifyEval", "ClassifyPredict", "DataChoice"]
 
-_LEAST_PX = 32  # backbone.model.MIN_SIZE_PX, which PyTorch would be imported for
 _DRAWN = (".png", ".jpg", ".pdf", ".svg")
 
 
@@ -116,7 +116,7 @@ class ClassifyPredict(ComputeOptions):
         check_at_least("top", self.top, 1)
         check_at_least("batch_size", self.batch_size, 1)
         if self.size_px is not None:
-            check_at_least("size_px", self.size_px, _LEAST_PX)
+            check_at_least("size_px", self.size_px, LEAST_PX)
         check_output_file("--out", self.out)
         check_output_file("--sheet", self.sheet)
         if self.sheet is not None and self.sheet.suffix.lower() not in (".jpg", ".jpeg", ".png"):

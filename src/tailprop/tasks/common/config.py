@@ -8,8 +8,9 @@ from tailprop.data.shapes.render import SceneConfig
 from tailprop.engine.settings import setting
 from tailprop.utils.validation import check_at_least, check_between
 
-__all__ = ["LoaderConfig", "SceneDataConfig"]
+__all__ = ["LEAST_PX", "LoaderConfig", "SceneDataConfig"]
 
+LEAST_PX: Final = 32  # side of an image: backbone.model.MIN_SIZE_PX, which is not imported because it imports PyTorch
 _MOST_WORKERS: Final = 1024  # more is a mistake, though only one per core is started
 
 

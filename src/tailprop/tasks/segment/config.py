@@ -12,7 +12,7 @@ import tyro
 from tailprop.data.formats.label_maps import ADE20K
 from tailprop.engine.config import TaskConfig
 from tailprop.engine.settings import setting
-from tailprop.tasks.common.config import SceneDataConfig
+from tailprop.tasks.common.config import LEAST_PX, SceneDataConfig
 from tailprop.utils.validation import check_at_least, check_between
 
 __all__ = ["InferenceConfig", "SegmentAugmentConfig", "SegmentConfig", "SegmentDataConfig", "SegmenterConfig"]
@@ -121,9 +121,7 @@ class InferenceConfig:
     """Also average over the horizontally flipped image."""
 
     def check(self) -> None:
-        from tailprop.backbone.model import MIN_SIZE_PX
-
-        check_at_least("inference.window_px", self.window_px, MIN_SIZE_PX)
+        check_at_least("inference.window_px", self.window_px, LEAST_PX)
         check_at_least("inference.stride_px", self.stride_px, 1)
         if self.stride_px > self.window_px:
             raise ValueError(
