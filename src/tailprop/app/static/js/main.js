@@ -2,6 +2,7 @@
 
 import { $, $$, clearFailure, fail } from "./dom.js";
 import { mountInside } from "./inside.js";
+import { loadModels } from "./models.js";
 import { mountOperator } from "./operator.js";
 import { acceptDrops, chooseSample, pickers } from "./picker.js";
 import { mountRestore } from "./restore.js";
@@ -43,5 +44,6 @@ $(".skip").addEventListener("click", (event) => { event.preventDefault(); $("#ma
 acceptDrops();
 pickers(document);
 show(false);
+loadModels().catch((error) => fail(error.message)).finally(() => { $("#starting").hidden = true; }); // it needs PyTorch
 chooseSample("astronaut");
 document.documentElement.dataset.ready = "true";

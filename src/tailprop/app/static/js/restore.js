@@ -1,7 +1,7 @@
 // The Restore page.
 
 import { get, post } from "./api.js";
-import { $, $$, clamp, fail, h, say } from "./dom.js";
+import { $, $$, clamp, clearFailure, fail, h, say } from "./dom.js";
 import { fillModels, follow, loadModels } from "./models.js";
 import { chosenImage, onImage } from "./picker.js";
 import { slider } from "./slider.js";
@@ -71,7 +71,9 @@ export function mountRestore() {
   async function start(event) {
     event.preventDefault();
     const image = chosenImage();
-    if (!image || !model.value || job) return;
+    if (job) return;
+    if (!image || !model.value) { fail(image ? "there is no model yet" : "choose a photograph first"); return; }
+    clearFailure();
     const bar = $("#restore-progress");
     const status = $("#restore-status");
     try {
@@ -120,7 +122,7 @@ export function mountRestore() {
     $("#restore-numbers").replaceChildren(...numbers.map(([label, value]) => h("div", {}, h("b", { text: value }), h("span", { text: label }))));
     $("#restore-empty").hidden = true;
     $("#restore-result").hidden = false;
-    const text = result.psnr_before === undefined ? "restored" : `restored: PSNR ${result.psnr_after.toFixed(2)} dB after ${result.psnr_before.toFixed(2)} dB`;
+    const text = result.psnr_before === undefined ? "restored" : `restored: PSNR from ${result.psnr_before.toFixed(2)} to ${result.psnr_after.toFixed(2)} dB`;
     $("#restore-status").textContent = text;
     root.dataset.done = String(Number(root.dataset.done ?? 0) + 1);
   }
