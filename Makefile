@@ -37,7 +37,7 @@ check: $(READY)
 
 # The browser in which the page of `tailprop app` is tested.
 chromium:
-	@command -v chromium chromium-browser google-chrome >/dev/null && exit 0; \
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 	if ! command -v apt-get >/dev/null; then echo "install Chromium: the tests open the page of tailprop app in it" >&2; exit 2; fi; \
 	if [ "$$(id -u)" = 0 ]; then SUDO=; elif sudo -n true 2>/dev/null; then SUDO=sudo; \
 	else echo "run once: sudo apt-get install chromium (the tests open the page of tailprop app in it)" >&2; exit 2; fi; \
