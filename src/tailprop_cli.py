@@ -15,7 +15,7 @@ from typing import Any
 # module, or of one that imports no PyTorch ("module:dataclass"), so that --help and errors take no seconds. A module whose
 # options depend on its first argument (a recipe or a checkpoint) has a function `parse` instead.
 COMMANDS = {
-    "models": ("tailprop.commands.models", "Models", "list the models with parameters and multiply-adds"),
+    "models": ("tailprop.commands.models", "Models", "list the models with parameters and multiply-adds, and the trained ones"),
     "train": ("tailprop.commands.train", None, "train a model from a recipe, on one machine or many"),
     "eval": (
         "tailprop.commands.eval",
@@ -46,7 +46,7 @@ COMMANDS = {
         "measure speed against ConvNeXt, Swin and vHeat; bench TASK measures whole networks",
     ),
     "loader": ("tailprop.studies.loader", "LoaderBench", "measure whether the data loader keeps up with training"),
-    "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on scikit-learn's digits and plot the operator"),
+    "demo": ("tailprop.studies.demo", "Demo", "train a small TailProp on digits, draw what it does, and restore a photograph"),
     "scales": ("tailprop.studies.scales", "ScaleStudy", "compare initial values of the propagation scales"),
     "ablate": (
         "tailprop.studies.ablate.command",
@@ -60,6 +60,11 @@ COMMANDS = {
     ),
     "restorers": ("tailprop.studies.restorers", "RestorerStudy", "compare restoration networks at equal training time"),
     "app": ("tailprop.app.command", "tailprop.app.options:App", "open a local web page: operator, models, restoration, runs"),
+    "shipped": (
+        "tailprop.studies.shipped.table",
+        "tailprop.studies.shipped.options:ShippedTable",
+        "measure the shipped restorers beside BM3D and published numbers",
+    ),
     "video": ("tailprop.studies.video", "Video", "train a small video classifier: the operator over time, height and width"),
 }
 
@@ -189,11 +194,25 @@ def _list_models() -> int:
         )
         for name, row in rows.items()
     ]
+    _print_columns(cells)
+    print("\ntailprop models --height 800 --width 1280 computes them for another image size")
+    _list_shipped()
+    return 0
+
+
+def _list_shipped() -> None:
+    """The trained models that come with the package."""
+    found = {path.parent.name: json.loads(path.read_text()) for path in sorted((_package() / "models").glob("*/model.json"))}
+    rows = [(name, row["task"], f"{row['bytes'] / 1e6:.1f} MB", row["what"], row["metric"]) for name, row in found.items()]
+    if rows:
+        print("\nTrained models in the package, for `tailprop predict NAME IMAGES` and tailprop.load(NAME):\n")
+        _print_columns([("name", "task", "size", "what it does", "measured"), *rows])
+
+
+def _print_columns(cells: list[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    print("\ntailprop models --height 800 --width 1280 computes them for another image size")
-    return 0
 
 
 def _help() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tailprop.engine.shipped import SHIPPED_FOLDER
 from tailprop.utils.extras import EXTRAS
 from tests.helpers import ROOT
 
@@ -122,6 +123,14 @@ def test_page_is_in_the_wheel(wheel: Path) -> None:
     assert {path.relative_to(ROOT / "src").as_posix() for path in files} <= shipped
 
 
+def test_wheel_has_the_shipped_models(wheel: Path) -> None:
+    wanted = {f"tailprop/models/{path.relative_to(SHIPPED_FOLDER)}": path for path in SHIPPED_FOLDER.glob("*/*")}
+    assert any(name.endswith("/model.safetensors") for name in wanted)
+    with zipfile.ZipFile(wheel) as archive:
+        for name, path in wanted.items():
+            assert archive.read(name) == path.read_bytes(), name
+
+
 IMPORTS = """
 from tailprop.tasks import find_spec
 for name in {tasks!r}:
@@ -131,6 +140,12 @@ for name in {tasks!r}:
     if spec.bench:
         spec.part(spec.bench)
 import tailprop.commands.train, tailprop.studies.demo, tailprop.engine.launch
+import numpy, tailprop
+from tailprop.studies.demo_photo import draw_restored_photo
+if {tasks!r} == ["classify"]:  # the demo restores a photograph with the packages of training alone
+    assert draw_restored_photo()[1] > 26
+if {tasks!r} == ["restore"]:
+    assert tailprop.load("denoise").predict(numpy.zeros((16, 16, 3), numpy.uint8)).shape == (16, 16, 3)
 """
 
 

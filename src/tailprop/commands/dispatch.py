@@ -7,6 +7,7 @@ from typing import Any, Literal
 from tailprop.engine.exported import is_exported, read_description
 from tailprop.engine.options import parse_options
 from tailprop.engine.run_settings import find_task_name
+from tailprop.engine.shipped import check_checkpoint_name
 from tailprop.engine.task import TaskSpec
 from tailprop.tasks import DEFAULT_TASK, find_spec
 
@@ -34,8 +35,21 @@ def parse_for_task(command: str, part: Literal["evaluate", "predict"], args: lis
             raise ValueError(f"tailprop {command} takes no exported files; give it the run that {exported} was made from")
         reference, kind = spec.exported, spec.options(spec.predict)
     else:
-        spec = find_spec(next((task for arg in args if (task := find_task_name(arg, DEFAULT_TASK)) is not None), DEFAULT_TASK))
+        spec = find_spec(_find_task(args))
         reference = getattr(spec, part)
         kind = spec.options(reference)
     description = f"{(kind.__doc__ or '').strip()} ({spec.title}; the checkpoint determines the task)"
     return TaskCommand(spec, reference, parse_options(kind, args, f"tailprop {command}", description))
+
+
+def _find_task(args: list[str]) -> str:
+    """The task of the checkpoint, which mostly comes first; else of a file or folder, before the names of shipped models.
+
+    A name after an option may be its value, as in `--out denoise`.
+    """
+    if args and not args[0].startswith("-"):
+        check_checkpoint_name(args[0])
+    for arg in (*args[:1], *sorted(args[1:], key=lambda arg: not Path(arg).exists())):
+        if (task := find_task_name(arg, DEFAULT_TASK)) is not None:
+            return task
+    return DEFAULT_TASK

@@ -1,4 +1,4 @@
-"""Find the settings and weights of a run folder or an exported file.
+"""Find the settings and weights of a run folder, an exported file or a shipped model.
 
 PyTorch is imported where a weights file is read: the settings of a run folder need none.
 """
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tailprop.engine.settings import build, comparable, config_hash, differences, portable
+from tailprop.engine.shipped import locate, unknown_checkpoint
 from tailprop.utils.parsing import parse_json, parse_yaml, sealed_text
 from tailprop.utils.text import listed, say
 
@@ -50,7 +51,7 @@ def find_settings(where: str | Path, kind: type | None = None) -> dict[str, Any]
     `kind`, the dataclass of the task's settings, is used to check that a config.yaml next to the weights belongs to them.
     Without it the metadata is preferred.
     """
-    path = Path(where)
+    path = _weights_of_shipped(where)
     folder = path if path.is_dir() else path.parent
     metadata = read_metadata(path) if path.is_file() and path.suffix == ".safetensors" else {}
     embedded = _parse(metadata.get("settings"))
@@ -61,6 +62,12 @@ def find_settings(where: str | Path, kind: type | None = None) -> dict[str, Any]
         return beside if kind is not None and _is_same_run(embedded, beside, kind) else embedded
     except ValueError:  # there is no config.yaml, or it belongs to another program
         return embedded
+
+
+def _weights_of_shipped(where: str | Path) -> Path:
+    """The path; of a shipped model, which has no config.yaml, that of its weights."""
+    path = locate(where)
+    return path if path == Path(where) else path / WEIGHTS[0]
 
 
 def _parse(text: str | None) -> dict[str, Any] | None:
@@ -109,7 +116,7 @@ def _own_metadata(weights: Path) -> dict[str, str]:
 
 def find_task_name(where: str | Path, default: str) -> str | None:
     """The task of a run folder or a weights file; None if it is unknown."""
-    path = Path(where)
+    path = _weights_of_shipped(where)
     is_weights = path.is_file() and path.suffix in (".pt", ".safetensors")
     if str(where).startswith("-") or not (path.is_dir() or is_weights):
         return None
@@ -140,14 +147,14 @@ def check_unchanged(before: dict[str, Any], now: Any, where: Path) -> None:
 
 def find_weights(where: str | Path) -> Path:
     """The weights file of a run folder, or the file itself. In a folder, a corrupt file is replaced by the next intact one."""
-    path = Path(where)
+    path = locate(where)
     if path.is_dir():
         found = [path / name for name in WEIGHTS if (path / name).is_file()]
         if not found:
             raise ValueError(f"{path} contains no {listed(WEIGHTS[:-1])} or {WEIGHTS[-1]}")
         return _first_intact(found)
     if not path.is_file():
-        raise ValueError(f"no checkpoint at {path}")
+        raise ValueError(unknown_checkpoint(where))
     return path
 
 

@@ -13,21 +13,24 @@ from PIL import Image
 from torch import Tensor
 
 import tailprop
+from tailprop.studies.figures import receptive_field
 from tailprop.studies.figures.gate import gate_of
+from tailprop.studies.figures.inputs import Inputs
 from tailprop.studies.figures.network import batches, load_network
 from tailprop.tasks.classify.data import open_source
-from tailprop.tasks.classify.load import ImageClassifier
+from tailprop.tasks.classify.load import ImageClassifier, load_classifier
 from tailprop.tasks.common.look import COLORS, color_bar, look, new_figure, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_inside", "draw_operator"]
+__all__ = ["draw_field", "draw_inside", "draw_operator"]
 
 LAMBDAS: Final = (1.0, 0.7, 0.3, 0.0)
 POINTS: Final = ((70, 60), (128, 150), (200, 90))  # row and column of the sources
 DETAIL_PX: Final = 56  # side of the enlarged part
 SHOWN: Final = 12  # digits with answers
+FIELDS: Final = 8  # digits whose receptive fields are averaged
 LEAST_RANGE: Final = 0.02  # of lambda, for the colour scale
 Array = npt.NDArray[np.float64]
 
@@ -115,6 +118,15 @@ def draw_inside(folder: Path, classifier: ImageClassifier, most: int = 599) -> F
     wrong = f"{len(right) - sum(right)} of {len(right)} answers are wrong; some of them come first (orange)"
     set_title(figure, f"{folder.name}, {classifier.name}, handwritten digits that it was not trained on", wrong)
     return figure
+
+
+def draw_field(folder: Path) -> Figure:
+    """The effective receptive field of the trained network, beside that before training and that without the operator."""
+    network = load_network(str(folder))
+    source = open_source(load_classifier(folder).settings.data, "validation")
+    images = [(str(index), source.read(index)) for index in range(FIELDS)]
+    means, *_ = receptive_field.draw(Inputs((network,), None, given=images), lambda _share: None)
+    return means.figure
 
 
 def _lambdas(folder: Path, images: Sequence[Image.Image]) -> tuple[Array, list[str]]:

@@ -26,7 +26,8 @@ def load(path: str | Path, **options: Any) -> Any:
     """Load a trained model of any task: `load(path).predict(images)`.
 
     Args:
-        path: A run folder or a file of exported weights; for a classifier also the name of a pretrained timm model.
+        path: A run folder, a file of exported weights, or the name of a shipped model; for a classifier also the name of a
+            pretrained timm model.
         options: Arguments of the task's loader, such as `size_px` of a classifier.
 
     Returns:

@@ -53,10 +53,13 @@ class Inputs:
     map_px: int = 65  # side of the map of an impulse
     seed: int = 0  # of the choice of images, and of initial weights
     fixed_px: bool = False  # the user chose the image size
+    given: Sequence[tuple[str, Image.Image]] = ()  # images with names, in place of a folder
 
     @cached_property
     def photos(self) -> list[tuple[str, Image.Image]]:
         """The chosen images with their names, decoded; broken files are passed over."""
+        if self.given:
+            return list(self.given[: self.count])
         if self.folder is None:
             raise ValueError("this figure needs images; give a folder of images or of Parquet shards with --images")
         found = _open(self.folder)

@@ -23,7 +23,8 @@ class DrawFigure:
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """receptive-field, gates, impulse, sources, diagnostics, complexity, kernels, or all."""
     checkpoint: tuple[str, ...] = ()
-    """Run folders or weights files, or patterns like "runs/*/seed*": networks to compare, and further seeds of the same."""
+    """Run folders, weights files, names of shipped models, or patterns like "runs/*/seed*": networks to compare, and further
+    seeds of the same."""
     model: str | None = None
     """Name of the model, for weights that do not contain it."""
     images: Path | None = None

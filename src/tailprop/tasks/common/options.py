@@ -45,7 +45,7 @@ class EvalOptions(ComputeOptions):
     """Evaluate a checkpoint."""
 
     checkpoint: Checkpoint
-    """A run folder, a weights file, or for a classifier the name of a pretrained timm model."""
+    """A run folder, a weights file, the name of a shipped model, or for a classifier that of a pretrained timm model."""
     out: Path | None = None
     """JSON file for the metrics."""
 
@@ -61,7 +61,7 @@ class PredictOptions(ComputeOptions):
     """Predict images and write a folder of results."""
 
     checkpoint: Checkpoint
-    """A run folder, or a file of exported weights."""
+    """A run folder, a file of exported weights, or the name of a shipped model."""
     images: Images
     """Files, folders (searched recursively), or globs such as 'photos/*.jpg' in quotes."""
     out: Path = Path("predictions")
