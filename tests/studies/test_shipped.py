@@ -54,8 +54,11 @@ def test_photographs_are_sorted_into_folders(tmp_path: Path) -> None:
     assert counts == {"train": 10, "train_gray": 194, "held_out": 20, "validation": 10}
     for name, count in counts.items():
         assert len(list((tmp_path / "out" / name).iterdir())) == count
-    modes = [Image.open(path).mode for path in (tmp_path / "out" / "validation").iterdir()]
-    assert sorted(set(modes)) == ["L", "RGB"]
+    modes = set()
+    for path in (tmp_path / "out" / "validation").iterdir():
+        with Image.open(path) as saved:
+            modes.add(saved.mode)
+    assert modes == {"L", "RGB"}
     (bsd / f"{SPLIT['held_out'][0]}.png").unlink()
     with pytest.raises(ValueError, match=f"has no {SPLIT['held_out'][0]} and lacks 1 of 20"):
         held_out_photographs(bsd)
