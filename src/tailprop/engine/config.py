@@ -22,9 +22,9 @@ class ModelConfig:
     name: str = "tailprop_tiny"
     """Any timm model name, including ours."""
     init: str | None = setting(None, local=True)
-    """Checkpoint for a warm start: a run folder, .safetensors or .pt file, the name of a shipped model, timm:NAME for timm's
-    pretrained weights, or hf-hub:USER/NAME. Weights that do not fit are skipped and reported. A checkpoint of another model is an
-    error if it fills less than half of this one."""
+    """Checkpoint for a warm start: a run folder, .safetensors or .pt file, a shipped model by name, timm:NAME for timm's
+    pretrained weights, or hf-hub:USER/NAME. Weights that do not fit are skipped and reported. A checkpoint of another model is
+    an error if it fills less than half of this one."""
     drop_path: float | None = None
     """Stochastic depth rate; none = the model's default."""
     in_chans: int = 3
