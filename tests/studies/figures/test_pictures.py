@@ -81,6 +81,15 @@ def test_colours_of_the_mix_are_those_of_the_kernels(tmp_path: Path) -> None:
     assert len({line.get_linestyle() for line in lines.values()}) == 3  # also for those who see no colours
 
 
+def test_a_single_network_is_named_in_every_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receptive_field, "LEAST_PX", 32)
+    run = write_network(tmp_path / "run", mixer="multiscale")
+    inputs = inputs_of(run, images=write_images(tmp_path / "images", 3), count=3)
+    for picture in receptive_field.draw(inputs, nothing):
+        title = picture.figure.get_suptitle().replace("\u00a0", " ").replace("\n", " ")
+        assert "tailprop_pico with multiscale, digits at 64 px, top-1 62.2 %" in title
+
+
 def varied_gates(folder: Path, k_g: float, k_c: float) -> Inputs:
     """A network whose lambda depends on the colour of an image."""
     run = write_network(folder / "run")

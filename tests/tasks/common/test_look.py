@@ -196,6 +196,7 @@ def learning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured_on: str) 
 
 def test_learning_curves_have_both_losses_and_whole_epochs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     left, right = learning(monkeypatch, tmp_path, "validation")
+    assert right.get_ylim() == pytest.approx((0, 1.06 * 3.0))  # the highest point is drawn whole
     assert left.get_ylabel() == "top-1, % on validation images"
     assert [text.get_text() for text in left.texts] == ["70.0"]
     losses = {str(line.get_label()): list(line.get_ydata()) for line in right.lines}

@@ -29,7 +29,7 @@ LABELS: Final = {
     "high_frequency": "energy above half the highest frequency",
 }
 UNITS: Final = {
-    "gate": "mean over channels and images",
+    "gate": "mean over channels",
     "cauchy_share": "share of the response",
     "response_share": "mean share",
     "high_frequency": "share of the energy",

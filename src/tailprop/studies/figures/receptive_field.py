@@ -235,6 +235,8 @@ def _row(found: Measured, count: int, areas: Sequence[float] | Field, spread: Fi
 
 def _subject(columns: Sequence[Column], single: bool = False) -> str:
     networks = [column[0].network for column in columns]
+    if len(networks) == 1:  # no heading names it
+        return plain(networks[0].label) + ("" if single else f", {len(columns[0][0].areas)} images")
     models, data = (dict.fromkeys(values) for values in ((n.model for n in networks), (n.data for n in networks)))
     images = "" if single else f", {len(columns[0][0].areas)} images"
     return plain(f"{', '.join(models)}, {', '.join(data)}{images}")

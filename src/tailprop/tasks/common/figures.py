@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tailprop.engine.config import TaskConfig
 from tailprop.tasks.common.look import COLORS, look, new_figure, save_figure, set_title
 
@@ -46,7 +48,10 @@ def draw_learning(
         x, y = _series(history, name)
         if x:
             right.plot(x, y, marker=MARKERS[place], markersize=3, linestyle="-" if place == 0 else "--", label=label)
-    right.set(ylabel="loss", ylim=(0, None))
+    top = max(
+        (value for line in right.lines for value in np.asarray(line.get_ydata(), float) if np.isfinite(value)), default=1.0
+    )
+    right.set(ylabel="loss", ylim=(0, 1.06 * max(top, 1e-12)))  # a point at the top is drawn whole
     for axes in (left, right):
         _finish(axes, with_legend=axes is right or len(metrics) > 1)
     if title:
