@@ -105,6 +105,26 @@ def test_onnx_at_several_sizes(mixer: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, model(x).detach().numpy(), rtol=1e-3, atol=1e-4)
 
 
+def test_constants_are_shared_by_the_layers_of_a_stage() -> None:
+    """A cosine matrix for each axis and stage, however many layers there are; eager mode is not changed."""
+    model, x = tiny_net(depths=(3, 2), dims=(16, 32)).eval(), torch.randn(2, 3, 72, 88)
+    expected = model(x)
+    program = torch.export.export(model, (x,), dynamic_shapes=(dynamic_size(),))
+    assert sum(node.target is torch.ops.aten.cos.default for node in program.graph.nodes) == 2 * 2
+    torch.testing.assert_close(program.module()(x), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_old_onnx_exporter_makes_a_graph_for_one_size(tmp_path: Path) -> None:
+    model, x, path = tiny_net().eval(), torch.randn(1, 3, 48, 64), tmp_path / "model.onnx"
+    torch.onnx.export(model, (x,), path, dynamo=False)
+    session = onnxruntime.InferenceSession(str(path))
+    assert session.get_inputs()[0].shape == [1, 3, 48, 64]
+    (ours,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(ours, model(x).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
 def test_bf16_autocast() -> None:
     model, x = seeded_tiny(), torch.randn(2, 3, 224, 224)
     with torch.no_grad():

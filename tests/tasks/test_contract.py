@@ -55,6 +55,8 @@ def test_every_part_of_a_spec_exists(name: str) -> None:
     for command in filter(None, (spec.evaluate, spec.predict, spec.bench)):
         assert spec.part(command).__doc__
         assert callable(spec.module(command).run)
+    assert all(callable(spec.part(part)) for part in (spec.export, spec.hub) if part)
+    assert spec.exported is None or callable(spec.module(spec.exported).run)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -99,7 +99,8 @@ def export_torch(item: Exportable, out: Path, bf16: bool = False) -> float:
     program = capture(item)
 
     def write(path: Path) -> None:
-        torch.export.save(program, path, extra_files={KEY: item.about.to_json()})
+        with _quiet():
+            torch.export.save(program, path, extra_files={KEY: item.about.to_json()})
 
     def check(path: Path) -> float:
         with _quiet():

@@ -68,19 +68,26 @@ def _compare(item: Exportable, networks: dict[str, nn.Module], x: Tensor, metric
             lines.append(f"{label}: " + ", ".join(f"{name} {values[metric]:.2f}" for name, values in found.items()))
     seconds = _best_seconds(networks, x)
     first = next(iter(seconds.values()))
+    kind = "CPU time" if torch.get_num_threads() == 1 else "time"
     times = ", ".join(f"{name} {1e3 * s:.1f} ms ({first / s:.2f}x)" for name, s in seconds.items())
-    lines.append(f"time for {tuple(x.shape)}, {torch.get_num_threads()} threads: {times}")
+    lines.append(f"{kind} for {tuple(x.shape)}, {torch.get_num_threads()} threads: {times}")
     return lines
+
+
+def _clock() -> Callable[[], float]:
+    """The time of the processor with one thread, which other programs do not lengthen; with more, that on the wall."""
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 @torch.inference_mode()
 def _best_seconds(networks: Mapping[str, Callable[[Tensor], Any]], x: Tensor) -> dict[str, float]:
     """The best of interleaved rounds after one warm-up round, so that the load of the machine meets all alike."""
+    clock = _clock()
     best = dict.fromkeys(networks, float("inf"))
     for index in range(_ROUNDS + 1):
         for name, network in networks.items():
-            began = time.perf_counter()
+            began = clock()
             network(x)
             if index:
-                best[name] = min(best[name], time.perf_counter() - began)
+                best[name] = min(best[name], clock() - began)
     return best
