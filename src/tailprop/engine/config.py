@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tailprop.engine.settings import check_numbers, setting
+from tailprop.utils.durations import parse_duration
+from tailprop.utils.extras import check_tracker
 from tailprop.utils.validation import check_at_least
 
 __all__ = ["ModelConfig", "OptimConfig", "RunConfig", "TaskConfig"]
@@ -31,6 +33,9 @@ class ModelConfig:
     """Number of input channels."""
     args: dict[str, Any] = setting(factory=dict)
     """Further model arguments as name=value, for example mixer=cauchy mixer_args.scale_init=0.2."""
+    freeze: tuple[str, ...] = setting((), late=True)
+    """Modules that are not trained, for example stem stages.0; backbone = everything before the head. Their norm statistics
+    stay as they are, and they drop no paths."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,10 @@ class OptimConfig:
     """Learning rate factor of the propagation scales."""
     muon_lr_scale: float = 4.0
     """Learning rate factor of the matrices that Muon updates."""
+    layer_decay: float = setting(1.0, late=True)
+    """Learning rate factor from each layer of the backbone to the one before it, as in timm; 1 = the same for all."""
+    head_lr: float = setting(1.0, late=True)
+    """Learning rate factor of the head: of a classifier, or of all that follows the backbone of a detector or a segmenter."""
 
     @staticmethod
     def upgrade(values: dict[str, Any]) -> dict[str, Any]:
@@ -84,8 +93,10 @@ class OptimConfig:
     def check(self) -> None:
         for name in ("epochs", "batch_size", "grad_accum_steps"):
             check_at_least(f"optim.{name}", getattr(self, name), 1)
-        for name in ("lr", "min_lr", "warmup_epochs", "weight_decay", "scale_lr"):
+        for name in ("lr", "min_lr", "warmup_epochs", "weight_decay", "scale_lr", "head_lr"):
             _check_rate(f"optim.{name}", getattr(self, name))
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"optim.layer_decay must be in (0, 1], where 1 is off; got {self.layer_decay}")
         if not 0 < self.muon_lr_scale < math.inf:
             raise ValueError(f"optim.muon_lr_scale must be positive and finite, got {self.muon_lr_scale}")
         for name in ("lr_base_size", "epoch_steps"):
@@ -146,13 +157,34 @@ class RunConfig:
     """Steps between lines of metrics.jsonl."""
     eval_every: int = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
+    patience: int = setting(0, free=True)
+    """Stop after this many evaluations in a row without a better one; 0 = off."""
+    time_budget: str | None = setting(None, free=True)
+    """Stop after this time of training and evaluation, for example 45s, 30m or 1h30m, with one last evaluation. The learning rate
+    then decays by the clock, if that is ahead of the epochs."""
     tensorboard: bool = setting(True, free=True)
     """Write TensorBoard events."""
+    track: Literal["trackio", "wandb", "mlflow"] | None = setting(None, free=True)
+    """Also send the lines of metrics.jsonl to this tracker; none = to no tracker."""
+    track_project: str = setting("tailprop", free=True)
+    """Project of the tracker, which MLflow calls an experiment."""
+
+    @property
+    def budget_seconds(self) -> float:
+        """The time budget; infinite without one."""
+        return math.inf if self.time_budget is None else parse_duration(self.time_budget, "run.time_budget")
 
     def check(self) -> None:
         for name in ("save_every", "log_every", "eval_every"):
             check_at_least(f"run.{name}", getattr(self, name), 1)
         check_at_least("run.threads", self.threads, 0)
+        check_at_least("run.patience", self.patience, 0)
+        if not self.budget_seconds > 0:
+            raise ValueError(f"run.time_budget must be longer than nothing, got {self.time_budget}")
+        if self.track is not None:
+            check_tracker(self.track)
+            if not self.track_project:
+                raise ValueError("run.track_project is empty; name a project, or leave it out")
         check_at_least("run.seed", self.seed, 0)
         if not 0 <= self.ema < 1:
             raise ValueError(f"run.ema must be in [0, 1), got {self.ema}")
@@ -172,5 +204,7 @@ class TaskConfig:
 
     def check(self) -> None:
         check_numbers(self)
+        if len(set(self.model.freeze)) < len(self.model.freeze) or "" in self.model.freeze:
+            raise ValueError(f"model.freeze must be names of modules, each once; got {', '.join(self.model.freeze)}")
         self.optim.check()
         self.run.check()

@@ -38,7 +38,7 @@ def _print_summary(trainer: Trainer) -> None:
     best, folder, minutes = trainer.loop.best, trainer.folder, trainer.loop.seconds / 60
     if best:
         result = (
-            Text("best: ").append(printable(trainer.task.summary(best)), "bold").append(f" after epoch {best['epoch']:.0f}")
+            Text("best: ").append(printable(trainer.task.summary(best)), "bold").append(f" after epoch {best['epoch']:.4g}")
         )
     else:
         result = Text(f"no epoch has a finite {trainer.spec.metric}, so no weights were exported")

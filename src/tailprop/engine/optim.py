@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from timm.optim import param_groups_weight_decay
 from torch import nn
 
 from tailprop.engine.config import OptimConfig
+from tailprop.engine.lr_scales import Groups, split_by_lr
 from tailprop.engine.muon import Muon, is_matrix
 
 __all__ = ["Schedule", "build_optimizer", "build_schedule"]
@@ -28,7 +29,7 @@ class Schedule:
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
 
-    def at(self, step: int) -> float:
+    def at(self, step: float) -> float:
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         if self.sched == "steps":
@@ -66,9 +67,6 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimiz
     return OPTIMIZERS[optim.name](model, _groups(model, optim), optim)
 
 
-Groups = list[dict[str, Any]]
-
-
 def _groups(model: nn.Module, optim: OptimConfig) -> Groups:
     """Groups with and without weight decay, and one for the propagation scales, which have their own learning rate."""
     groups = param_groups_weight_decay(model, optim.weight_decay, no_weight_decay_list=_no_weight_decay(model))
@@ -77,7 +75,7 @@ def _groups(model: nn.Module, optim: OptimConfig) -> Groups:
         group["lr_scale"] = 1.0
         group["params"] = [p for p in group["params"] if id(p) not in scales]
     if scales:
-        learned = [p for p in model.parameters() if id(p) in scales]
+        learned = [p for p in model.parameters() if p.requires_grad and id(p) in scales]
         groups.append({"params": learned, "weight_decay": 0.0, "lr_scale": optim.scale_lr})
     return groups
 
@@ -95,8 +93,8 @@ def _named_by_modules(model: nn.Module, attribute: str) -> set[int]:
     return {id(getattr(module, name)) for module in model.modules() for name in getattr(module, attribute, ())}
 
 
-def _adamw(_model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, betas=optim.betas, fused=True)
+def _adamw(model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(split_by_lr(groups, model, optim), betas=optim.betas, fused=True)
 
 
 def _muon(model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
@@ -109,11 +107,13 @@ def _muon(model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.O
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in taken]
     how = {"weight_decay": optim.weight_decay, "lr_scale": optim.muon_lr_scale, "matrices": True}
-    return Muon([*groups, {"params": matrices, **how}], betas=optim.betas, fused=True)
+    split = split_by_lr([*groups, {"params": matrices, **how}], model, optim)
+    return Muon(split, betas=optim.betas, fused=True)
 
 
-def _sgd(_model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.betas[0], nesterov=optim.betas[0] > 0)
+def _sgd(model: nn.Module, groups: Groups, optim: OptimConfig) -> torch.optim.Optimizer:
+    split = split_by_lr(groups, model, optim)
+    return torch.optim.SGD(split, lr=optim.lr, momentum=optim.betas[0], nesterov=optim.betas[0] > 0)
 
 
 OPTIMIZERS: Final[dict[str, Callable[[nn.Module, Groups, OptimConfig], torch.optim.Optimizer]]] = {

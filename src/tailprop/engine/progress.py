@@ -72,7 +72,7 @@ class Bar:
         measured = ", ".join(f"{name} {row[name]:.2f}" for name in metrics if name in row)
         skipped = f", {counted(broken, 'broken image')} skipped" if broken else ""
         self.progress.console.print(
-            f"epoch {row['epoch']:>3.0f}  loss {row['loss']:.4f}  {measured}  "
+            f"epoch {row['epoch']:>3.4g}  loss {row['loss']:.4f}  {measured}  "
             f"{row['img_per_s']:.0f} img/s  {row['minutes']:.1f} min{skipped}",
             soft_wrap=True,
         )

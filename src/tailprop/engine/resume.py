@@ -20,9 +20,15 @@ class LoopState:
     seconds: float = 0.0  # training time, without evaluation
     cpu_seconds: float = 0.0  # CPU time of this process, all threads, without loader processes
     epoch_seconds: float = 0.0  # training time of the current epoch
+    eval_seconds: float = 0.0  # time of all evaluations
     pending: dict[str, float] | None = None  # the row of a finished epoch that has not been evaluated yet
     best: dict[str, float] = field(default_factory=dict)  # the row of the best epoch
-    history: list[dict[str, float]] = field(default_factory=list)  # a row for each finished epoch
+    history: list[dict[str, float]] = field(default_factory=list)  # a row for each finished epoch, and for the end of a budget
+
+    @property
+    def epochs_logged(self) -> float:
+        """The epoch of the last row; a fraction if a time budget ended within an epoch."""
+        return self.history[-1]["epoch"] if self.history else 0
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class RunIdentity:
     split_hash: dict[str, str]  # hash of each split of the dataset
     steps_per_epoch: int
     division: list[int]  # processes, batch size, gradient accumulation steps; only their product must stay the same
+    teacher: str | None = None  # hash of the weights that are distilled
 
     @property
     def global_batch(self) -> int:
@@ -56,6 +63,8 @@ class RunIdentity:
                 f"{path} was trained with {saved['steps_per_epoch']} steps per epoch, now there are {self.steps_per_epoch}; "
                 "restore the dataset, or start a new run from its weights with --model.init"
             )
+        if saved.get("teacher") != self.teacher:
+            raise ValueError(f"{path} was trained with another teacher; restore its weights at --distill.teacher")
         if changed := [name for name, value in self.split_hash.items() if saved["split_hash"].get(name) != value]:
             raise ValueError(
                 f"the {' and '.join(changed)} data is not what {path} was trained on: files were added, removed or "

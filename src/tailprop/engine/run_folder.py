@@ -8,6 +8,7 @@ last.pt, best.pt   checkpoints
 model.safetensors  the best weights
 config.json        what timm needs to create the network, for tasks whose weights are a network of timm
 tensorboard/       TensorBoard events
+tracking.json      ids of the run in experiment trackers
 launch.txt         under torchrun, the id of the launch, so that its restarts resume automatically
 .lock              locked while a process trains here
 """
@@ -51,7 +52,7 @@ class RunFolder:
         self.config, self.manifest, self.metrics = path / "config.yaml", path / "manifest.json", path / "metrics.jsonl"
         self.last, self.best, self.weights = path / "last.pt", path / "best.pt", path / "model.safetensors"
         self.tensorboard, self.launch, self.history = path / "tensorboard", path / "launch.txt", path / "history.csv"
-        self.lock, self.hub = path / ".lock", path / "config.json"
+        self.lock, self.hub, self.tracking = path / ".lock", path / "config.json", path / "tracking.json"
         self._lock_file: IO[str] | None = None
 
     def check(self, config: TaskConfig) -> None:
@@ -217,7 +218,7 @@ class RunFolder:
 
         write_atomically(self.history, write)
 
-    def rewind(self, step: int, epochs: int) -> None:
+    def rewind(self, step: int, epochs: float) -> None:
         """Delete the log lines after the checkpoint, because the resumed run logs them again.
 
         An epoch is logged at its last step, so the step alone does not say whether the checkpoint includes it. The end of a
@@ -235,7 +236,7 @@ class RunFolder:
     def _files(self) -> list[Path]:
         """The files a run writes; other files in the folder belong to the user."""
         files = [self.config, self.manifest, self.metrics, self.last, self.best, self.weights, self.hub, self.launch]
-        return [*files, self.history, *self.artifacts]
+        return [*files, self.history, self.tracking, *self.artifacts]
 
     def _remove(self) -> None:
         for path in self._files():
@@ -257,6 +258,6 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
     return row
 
 
-def _is_before(row: dict[str, Any], step: int, epochs: int) -> bool:
+def _is_before(row: dict[str, Any], step: int, epochs: float) -> bool:
     """Whether a row was logged before a checkpoint with this many steps and epochs."""
-    return int(row["step"]) <= step and (row["kind"] != "epoch" or int(row.get("epoch", 0)) <= epochs)
+    return int(row["step"]) <= step and (row["kind"] != "epoch" or float(row.get("epoch", 0)) <= epochs)

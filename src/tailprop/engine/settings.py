@@ -185,7 +185,9 @@ def comparable(config: Any) -> dict[str, Any]:
 
 
 def _is_unset(f: dataclasses.Field[Any], value: Any) -> bool:
-    return f.metadata.get("late", False) and value == f.default
+    if not f.metadata.get("late", False):
+        return False
+    return value == (f.default if f.default_factory is dataclasses.MISSING else f.default_factory())
 
 
 def portable(config: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tailprop.engine.config import OptimConfig, RunConfig
 from tailprop.engine.optim import build_optimizer
+from tailprop.engine.parts import freeze
 from tailprop.runtime.distributed import World
 from tailprop.runtime.precision import autocast
 
@@ -24,10 +26,12 @@ _SMALLEST_SCALE = 2.0**-14  # FP16 loss scale; it starts at 2**16 and is halved 
 class TrainState:
     """Model, EMA, optimizer and loss scaler. `model` is the network; `wrapped` is the same network, in DDP if distributed."""
 
-    def __init__(self, model: nn.Module, optim: OptimConfig, run: RunConfig, world: World) -> None:
+    def __init__(self, model: nn.Module, optim: OptimConfig, run: RunConfig, world: World, frozen: Sequence[str] = ()) -> None:
         self.optim, self.run, self.device = optim, run, world.device
         self.is_single = world.size == 1
-        self.model = convert_batch_norms(model, world).to(self.device).to(memory_format=torch.channels_last).train()
+        self.model = convert_batch_norms(model, world).to(self.device).to(memory_format=torch.channels_last)
+        self.frozen = freeze(self.model, frozen)
+        self.set_training_mode()
         if run.grad_checkpointing:
             self.model.set_grad_checkpointing(True)  # type: ignore[operator]
         self.ema = ModelEmaV3(self.model, decay=run.ema, use_warmup=True) if run.ema > 0 else None
@@ -37,6 +41,12 @@ class TrainState:
             # One graph per input size: PyTorch 2.14 cannot build the backward pass of a dynamic graph (its issue 185510).
             self.model.compile(dynamic=False)
         self.wrapped: nn.Module = self.model if self.is_single else self._wrap_ddp(self.model)
+
+    def set_training_mode(self) -> None:
+        """Training mode, except for frozen modules: their statistics stay as they are, and they drop nothing."""
+        self.model.train()
+        for module in self.frozen:
+            module.eval()
 
     def _wrap_ddp(self, model: nn.Module) -> nn.Module:
         # A (C, 1, 3, 3) gradient has two equivalent strides, and DDP warns if it gets the other one.

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -18,14 +19,16 @@ import torch
 from tailprop.engine.config import TaskConfig
 from tailprop.engine.learned import learned_values, observe_mixers
 from tailprop.engine.matched import build_matched
-from tailprop.engine.metrics_log import open_metrics_log
+from tailprop.engine.metrics_log import MetricsLog, open_metrics_log
 from tailprop.engine.optim import build_schedule
 from tailprop.engine.persistence import Persistence, advice_on_divergence
 from tailprop.engine.progress import Bar
 from tailprop.engine.resume import LoopState, RunIdentity
 from tailprop.engine.run_folder import RunFolder
-from tailprop.engine.settings import comparable, config_hash
+from tailprop.engine.settings import comparable, config_hash, portable
+from tailprop.engine.stopping import Stopping
 from tailprop.engine.task import Task, TaskSpec
+from tailprop.engine.tracking import open_tracker
 from tailprop.engine.train_state import TrainState
 from tailprop.runtime.distributed import World, all_gather, all_reduce_sum, any_rank, launch_id, sync_batch_norm_stats
 from tailprop.runtime.precision import autocast
@@ -49,6 +52,7 @@ class Trainer:
         self.spec, self.task, self.config, self.world = spec, task, config, world
         self.folder = RunFolder(config.run.out, spec.artifacts)
         self.loop = LoopState()
+        self.stopping = Stopping(config.run, spec.metric, world)
         self.counted = 0  # steps of this epoch whose loss is in loop.loss_sum
         self.last_loss = self.last_lr = 0.0
         self.stop_signal: int | None = None  # the signal that asked the run to stop
@@ -70,25 +74,43 @@ class Trainer:
         if checkpoint is not None:
             self.loop = self.persistence.restore(checkpoint, run.seed)
             self.counted = self.loop.step
+            self.stopping.update(self.loop)
         self._check_agreement(
             self.loop.global_step, f"the same checkpoint in {self.folder.path}; --run.out must be a folder all nodes share"
         )
         self._on_main(lambda: self.folder.begin(self.config, launch_id()))
         if self.world.is_main:
-            self.folder.rewind(self.loop.global_step, len(self.loop.history))
+            self.folder.rewind(self.loop.global_step, self.loop.epochs_logged)
             self._print_start()
         with (
             handle_stop_signals(self._ask_to_stop, speak=self.world.is_main),
             Bar(self.schedule.steps, self.loop.global_step, self.identity.global_batch, self.world) as self.bar,
-            open_metrics_log(self.folder, self.world.is_main, run.tensorboard, self.loop.global_step) as self.metrics_log,
+            self._open_log() as self.metrics_log,
         ):
             if self.loop.pending is not None:  # stopped during the evaluation of that epoch
                 self._close_epoch(self.loop.pending)
-            while self.loop.epoch < self.config.optim.epochs:
+            while not self._is_finished():
                 self._epoch()
         if self.world.is_main:
             self.folder.write_history(self.loop.history)
+            if (reason := self.stopping.reason(self.loop)) is not None:
+                say(f"ended after step {self.loop.global_step}: {reason}")
         return self.loop.history
+
+    def _open_log(self) -> AbstractContextManager[MetricsLog]:
+        run, step, tracker = self.config.run, self.loop.global_step, None
+        if run.track is not None and self.world.is_main and not self._is_finished():
+            tracker = open_tracker(run.track, run.track_project, self.folder.path, portable(self.config), is_new=step == 0)
+        return open_metrics_log(self.folder, self.world.is_main, run.tensorboard, step, tracker)
+
+    def _is_finished(self) -> bool:
+        if self.loop.epoch >= self.config.optim.epochs:
+            return True
+        # A run that was killed between its last step and the evaluation after it is not finished.
+        return self.stopping.reason(self.loop) is not None and self.loop.epochs_logged == self._epochs_done()
+
+    def _epochs_done(self) -> float:
+        return self.loop.epoch + round(self.loop.step / self.task.sampler.steps, 4)
 
     def _on_main(self, act: Callable[[], None]) -> None:
         """Call `act` on rank 0; if it fails there, every rank raises."""
@@ -107,7 +129,7 @@ class Trainer:
         model = build_matched(self.task, resumed) if self.config.run.matched_init else self.task.build_model(resumed)
         self.description = self.task.describe(model)
         self.identity = self._identify()
-        self.state = TrainState(model, self.config.optim, self.config.run, self.world)
+        self.state = TrainState(model, self.config.optim, self.config.run, self.world, self.config.model.freeze)
         self.schedule = build_schedule(self.config.optim, self.task.sampler.steps, self.world.size)
         self.persistence = Persistence(self.folder, self.task, self.config, self.state, self.identity, self.world)
         self.pending = torch.zeros((), dtype=_sum_dtype(self.world.device), device=self.world.device)
@@ -120,6 +142,7 @@ class Trainer:
             split_hash=self.description["split_hash"],
             steps_per_epoch=self.task.sampler.steps,
             division=[self.world.size, optim.batch_size, optim.grad_accum_steps],
+            teacher=self.description.get("teacher", {}).get("weights_hash"),
         )
 
     def _check_agreement(self, value: object, what: str) -> None:
@@ -130,8 +153,8 @@ class Trainer:
 
     def _epoch(self) -> None:
         batches = iter(self.task.batches(self.loop.epoch, self.loop.step))
-        self.state.wrapped.train()
-        while self.loop.step < self.task.sampler.steps:
+        self.state.set_training_mode()
+        while self.loop.step < self.task.sampler.steps and not self.stopping.is_over:
             began, cpu_began = time.perf_counter(), time.process_time()
             self._step(list(islice(batches, self.config.optim.grad_accum_steps)))
             if self._is_due():
@@ -144,13 +167,17 @@ class Trainer:
         self._finish_epoch()
 
     def _step(self, batches: list[Any]) -> None:
-        lr = self.schedule.at(self.loop.global_step)
+        lr = self._lr(self.loop.global_step)
         try:
             self.pending += self.state.step(self.task, batches, lr, self.loop.global_step + 1)
         except FloatingPointError as error:
             raise ValueError(f"{error} in epoch {self.loop.epoch + 1}, step {self.loop.step + 1}; lower --optim.lr") from None
         self.loop.step, self.loop.global_step = self.loop.step + 1, self.loop.global_step + 1
         self.last_lr = lr
+
+    def _lr(self, step: int) -> float:
+        """The learning rate by the steps, or by the share of the time budget if that is ahead."""
+        return self.schedule.at(max(step, self.stopping.share * self.schedule.steps))
 
     def _collect_losses(self) -> None:
         """Fetch the losses since the last call from the device, and raise if one is not finite.
@@ -189,6 +216,7 @@ class Trainer:
         if not self._is_due():
             return
         run, loop = self.config.run, self.loop
+        self.stopping.update(loop)
         self.bar.update(loop.global_step, f"epoch {loop.epoch + 1}/{self.config.optim.epochs}", self.last_loss, self.last_lr)
         if loop.global_step % run.log_every == 0:
             rates = {"img_per_s": self.bar.rate, "memory_gb": self.bar.memory}
@@ -212,21 +240,22 @@ class Trainer:
     def _finish_epoch(self) -> None:
         loop = self.loop
         row: dict[str, float] = {
-            "epoch": loop.epoch + 1,
+            "epoch": self._epochs_done(),
             "loss": float(all_reduce_sum(torch.tensor(loop.loss_sum), self.world.device)) / loop.step / self.world.size,
-            "lr": self.schedule.at(loop.global_step - 1),
+            "lr": self._lr(loop.global_step - 1),
             "minutes": round(loop.seconds / 60, 3),
             "cpu_minutes": round(loop.cpu_seconds / 60, 3),
             "img_per_s": round(loop.step * self.identity.global_batch / loop.epoch_seconds, 2),
         }
-        loop.epoch, loop.step, loop.epoch_seconds = loop.epoch + 1, 0, 0.0
-        loop.loss_sum, self.counted = 0.0, 0
+        if loop.step == self.task.sampler.steps:  # else the time budget ended the run within an epoch
+            loop.epoch, loop.step, loop.epoch_seconds = loop.epoch + 1, 0, 0.0
+            loop.loss_sum, self.counted = 0.0, 0
         self._close_epoch(row)
 
     def _close_epoch(self, row: dict[str, float]) -> None:
         """Evaluate if due, then log and save."""
         loop, epochs, metric = self.loop, self.config.optim.epochs, self.spec.metric
-        evaluated = loop.epoch % self.config.run.eval_every == 0 or loop.epoch == epochs
+        evaluated = loop.epoch % self.config.run.eval_every == 0 or loop.epoch == epochs or self.stopping.is_over
         if evaluated:
             row |= self._evaluate_safely(row)
         loop.history.append(row)
@@ -249,6 +278,8 @@ class Trainer:
         began = time.perf_counter()
         metrics = self._evaluate()
         self.eval_seconds = time.perf_counter() - began
+        self.loop.eval_seconds += self.eval_seconds
+        self.stopping.update(self.loop)
         self.loop.pending = None
         return metrics
 
@@ -259,13 +290,13 @@ class Trainer:
         # A compiled graph would be captured again to observe anything.
         with autocast(self.world.device, self.config.run.precision), observe_mixers(model, not self.config.run.compile):
             metrics = self.task.evaluate(model)
-        self.state.model.train()
+        self.state.set_training_mode()
         return metrics
 
     # Printed lines, manifest, log
 
     def _print_start(self) -> None:
-        is_finished = self.loop.epoch >= self.config.optim.epochs and self.loop.pending is None
+        is_finished = self._is_finished() and self.loop.pending is None
         if not is_finished:
             self.folder.write_manifest(self._manifest())
         step = self.loop.global_step

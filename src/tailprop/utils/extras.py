@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Final
 
-__all__ = ["EXTRAS", "explain_missing_extras", "missing_extra"]
+__all__ = ["EXTRAS", "check_tracker", "explain_missing_extras", "missing_extra"]
 
 # package: the extra that installs it
 EXTRAS: Final = {
@@ -36,3 +37,10 @@ def explain_missing_extras() -> Iterator[None]:
         if (advice := missing_extra(error)) is None:
             raise
         raise ModuleNotFoundError(advice, name=error.name) from None
+
+
+def check_tracker(name: str) -> None:
+    """Raise if the package of a tracker is not installed; no extra brings one."""
+    if find_spec(name) is None:
+        package = "mlflow-skinny" if name == "mlflow" else name
+        raise ValueError(f"run.track {name} needs a package that is not installed: pip install {package}")

@@ -68,7 +68,16 @@ class Run:
         )
 
 
-_INPUTS = ("model.init", "data.root", "data.train", "data.test", "data.classes")
+_INPUTS = (
+    "model.init",
+    "distill.teacher",
+    "run.patience",
+    "run.time_budget",
+    "data.root",
+    "data.train",
+    "data.test",
+    "data.classes",
+)
 
 
 def find_study(name: str) -> Path:

@@ -14,7 +14,7 @@ from tailprop.engine.settings import setting
 from tailprop.tasks.common.config import LoaderConfig
 from tailprop.utils.validation import check_at_least, check_between, check_choice
 
-__all__ = ["AugmentConfig", "ClassifyConfig", "DataConfig"]
+__all__ = ["AugmentConfig", "ClassifyConfig", "DataConfig", "DistillConfig"]
 
 _SMALL_CROP = 0.8  # crop_pct below which a note is printed
 
@@ -154,6 +154,30 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True)
+class DistillConfig:
+    """Distillation: training also imitates another network, the teacher."""
+
+    teacher: str | None = setting(None, local=True)
+    """A run folder or a file of its weights, or timm:NAME for a pretrained timm model; none = no distillation."""
+    kind: Literal["logits", "features"] = setting("logits", late=True)
+    """logits: the teacher's probabilities of the same classes; features: which images of a batch the teacher finds similar, by the
+    features before its classifier, whatever its classes are."""
+    weight: float = setting(0.5, late=True)
+    """Share of distillation in the loss; the rest is that of the labels."""
+    temperature: float = setting(2.0, late=True)
+    """Softmax temperature of both networks, for logits; higher values stress the teacher's small probabilities."""
+    size_px: int | None = setting(None, late=True)
+    """Images are resized to this side for the teacher; none = the size it was trained for."""
+
+    def check(self) -> None:
+        check_between("distill.weight", self.weight, 0, 1)
+        if not self.temperature > 0:
+            raise ValueError(f"distill.temperature must be positive, got {self.temperature}")
+        if self.size_px is not None:
+            check_at_least("distill.size_px", self.size_px, 32)
+
+
+@dataclass(frozen=True)
 class ClassifyConfig(TaskConfig):
     """Train a classifier."""
 
@@ -163,6 +187,7 @@ class ClassifyConfig(TaskConfig):
     """The paper's result for the model of this recipe, printed next to ours."""
     data: DataConfig = setting(factory=DataConfig)
     augment: AugmentConfig = setting(factory=AugmentConfig)
+    distill: DistillConfig = setting(factory=DistillConfig, late=True)
 
     def check(self) -> None:
         from tailprop.tasks.classify.model import image_mode
@@ -173,6 +198,9 @@ class ClassifyConfig(TaskConfig):
         image_mode(self.model.in_chans, self.model.name)
         self.data.check()
         self.augment.check()
+        self.distill.check()
+        if self.distill.teacher is not None and self.distill.kind == "features" and self.run.compile:
+            raise ValueError("distill.kind features reads the network while it runs; leave out --run.compile")
         if (self.augment.mixup > 0 or self.augment.cutmix > 0) and self.optim.batch_size % 2:
             raise ValueError(f"mixup and CutMix need an even --optim.batch-size, got {self.optim.batch_size}")
         if self.augment.auto_augment is not None and self.model.in_chans == 4:

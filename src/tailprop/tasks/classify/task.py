@@ -16,6 +16,7 @@ from tailprop.runtime.distributed import World, local_main_first, print_main
 from tailprop.tasks.classify.augment import BatchAugment, eval_transform, train_transforms
 from tailprop.tasks.classify.config import AugmentConfig, ClassifyConfig
 from tailprop.tasks.classify.data import Batch, ImageDataset, collate, open_source
+from tailprop.tasks.classify.distill import create_distillation
 from tailprop.tasks.classify.figures import CONFUSION_CLASSES, draw_confusion
 from tailprop.tasks.classify.hub import classifier_config
 from tailprop.tasks.classify.metrics import Accuracy, evaluate_classifier
@@ -45,6 +46,7 @@ class Classification(BaseTask[ClassifyConfig]):
         self._create_loaders(train, validation)
         self.augment = BatchAugment(config.augment, config.model.in_chans, world.device)
         self.mixup = _mixup(config.augment, self.num_classes)
+        self.distillation = create_distillation(config, self.classes, world)
         self.best: Accuracy | None = None  # of the epochs since the start of this process
         data.warn_of_small_crop()
 
@@ -83,11 +85,19 @@ class Classification(BaseTask[ClassifyConfig]):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self.check_batch(batch)
         images = self.augment(to_device(batch.images, self.world.device), batch.seeds)
-        labels = to_device(batch.labels, self.world.device)
+        target = to_device(batch.labels, self.world.device)
+        if self.mixup is not None:
+            images, target = self.mixup(images, target)
+        if self.distillation is None:
+            return self._label_loss(model(images), target)
+        logits, imitation = self.distillation.run(model, images)
+        share = self.config.distill.weight
+        return (1 - share) * self._label_loss(logits, target) + share * imitation
+
+    def _label_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         if self.mixup is None:
-            return F.cross_entropy(model(images), labels, label_smoothing=self.config.augment.smoothing)
-        images, soft = self.mixup(images, labels)
-        return SoftTargetCrossEntropy()(model(images), soft)
+            return F.cross_entropy(logits, target, label_smoothing=self.config.augment.smoothing)
+        return SoftTargetCrossEntropy()(logits, target)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         result = evaluate_classifier(model, self.eval_loader, self.num_classes, self.world.device, record=self.broken.record)
@@ -106,6 +116,7 @@ class Classification(BaseTask[ClassifyConfig]):
             "split_hash": {name: split_hash(source) for name, source in self.sources.items()},
             "parameters": count_parameters(model),
             "macs": self._count_macs(model.eval(), size),
+            **({} if self.distillation is None else {"teacher": self.distillation.describe()}),
         }
 
     def _count_macs(self, model: nn.Module, size: int, option: str = "--data.size-px") -> int:

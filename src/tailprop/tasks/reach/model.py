@@ -66,6 +66,12 @@ class ReachNet(nn.Module):
         if self.freq_embed is not None:
             trunc_normal_(self.freq_embed, std=0.02)
 
+    def head_layers(self) -> list[nn.Module]:
+        return [self.head]
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:  # noqa: ARG002 - timm's signature
+        return dict(stem=r"^(?:stem|freq_embed)", blocks=[(r"^layers\.(\d+)", None), (r"^norm", (99999,))])
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
 

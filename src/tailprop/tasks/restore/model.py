@@ -152,6 +152,16 @@ class TailPropIR(nn.Module):
         for parameter in self.conv_out.parameters():  # the network starts as the identity
             nn.init.zeros_(parameter)
 
+    def head_layers(self) -> list[nn.Module]:
+        return [self.conv_out]
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that timm uses to group parameters for layer-wise learning rate decay."""
+        stem, last = r"^(?:conv_in|norm_in|freq_embed)", (r"^(?:norm|conv_body)", (99999,))
+        if coarse:
+            return dict(stem=stem, blocks=[(r"^groups\.(\d+)", None), last])
+        return dict(stem=stem, blocks=[(r"^groups\.(\d+)\.layers\.(\d+)", None), (r"^groups\.(\d+)\.conv", (99999,)), last])
+
     @property
     def grid_px(self) -> int:
         """Side in pixels of the grid that patches and windows divide an image into."""
@@ -200,6 +210,12 @@ class DnCNN(nn.Module):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         for parameter in self.conv_out.parameters():  # the network starts as the identity
             nn.init.zeros_(parameter)
+
+    def head_layers(self) -> list[nn.Module]:
+        return [self.conv_out]
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:  # noqa: ARG002 - timm's signature
+        return dict(stem=r"^conv_in", blocks=r"^layers\.(\d+)")
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
