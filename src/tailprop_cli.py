@@ -16,6 +16,8 @@ from typing import Any
 # options depend on its first argument (a recipe or a checkpoint) has a function `parse` instead.
 COMMANDS = {
     "models": ("tailprop.commands.models", "Models", "list the models with parameters and multiply-adds, and the trained ones"),
+    "recipes": ("tailprop.commands.recipes", "Recipes", "list the recipes, or explain one"),
+    "info": ("tailprop.commands.info", "Info", "describe a run, weights, an exported file, a recipe or a model"),
     "train": ("tailprop.commands.train", None, "train a model from a recipe, on one machine or many"),
     "eval": (
         "tailprop.commands.eval",
@@ -65,6 +67,7 @@ COMMANDS = {
         "tailprop.studies.shipped.options:ShippedTable",
         "measure the shipped restorers beside BM3D and published numbers",
     ),
+    "completion": ("tailprop.commands.completion", "Completion", "print a script that completes commands in bash or zsh"),
     "video": ("tailprop.studies.video", "Video", "train a small video classifier: the operator over time, height and width"),
 }
 
@@ -121,6 +124,8 @@ def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_help())
         return 0
+    if args[0] in ("-V", "--version"):
+        return _print_version()
     name, *rest = args
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -164,6 +169,20 @@ def _package() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
+
+
+def _print_version() -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from tailprop import __version__
+
+    found = {}
+    for package in ("torch", "timm"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    others = ", ".join(f"{package} {number}" for package, number in found.items())
+    print(f"tailprop {__version__} (Python {sys.version.split()[0]}, {others})")
+    return 0
 
 
 def _list_recipes() -> int:
@@ -217,7 +236,10 @@ def _print_columns(cells: list[tuple[str, ...]]) -> None:
 
 def _help() -> str:
     lines = [f"  {name:<10} {what}" for name, (_, _, what) in COMMANDS.items()]
-    more = "tailprop COMMAND --help lists its options; for eval and predict, name a checkpoint before --help."
+    more = (
+        "tailprop COMMAND --help lists its options; for eval and predict, name a checkpoint before --help.\n"
+        "tailprop --version prints the version."
+    )
     return "\n".join(["usage: tailprop COMMAND [options]", "", *lines, "", more])
 
 

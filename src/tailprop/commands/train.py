@@ -5,7 +5,7 @@ PyTorch is imported after the options are parsed, because that takes seconds.
 
 import os
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,20 @@ if TYPE_CHECKING:
     from tailprop.runtime.distributed import World
 
 
+_DRY_RUN = "--dry-run"
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Settings of a training that is only described."""
+
+    config: TaskConfig
+
+
 def parse(args: list[str]) -> Any:
     """The settings of the recipe, overridden by the options after it."""
+    if _DRY_RUN in args:
+        return DryRun(parse([arg for arg in args if arg != _DRY_RUN]))
     if not args or args[0].startswith("-"):
         raise ValueError(f"no recipe given; give a YAML file, a run folder or one of {', '.join(recipe_names())}")
     path = find_recipe(args[0])
@@ -36,7 +48,8 @@ def parse(args: list[str]) -> Any:
         default = _in_folder(default, path.parent)
     elif default.run.out == type(default.run)().out:  # by default every recipe has its own run folder
         default = _in_folder(default, default.run.out.with_name(path.stem))
-    chosen = parse_options(config, args[1:], f"tailprop train {args[0]}", default=default)
+    about = f"{config.__doc__} --dry-run prints the settings, the data and the time it will take, and trains nothing."
+    chosen = parse_options(config, args[1:], f"tailprop train {args[0]}", about, default=default)
     chosen.check()
     return chosen
 
@@ -45,7 +58,22 @@ def _in_folder(config: TaskConfig, out: Path) -> TaskConfig:
     return replace(config, run=replace(config.run, out=out))
 
 
-def run(config: TaskConfig) -> None:
+def run(config: TaskConfig | DryRun) -> None:
+    if isinstance(config, DryRun):
+        _describe(config.config)
+    else:
+        _train(config)
+
+
+def _describe(config: TaskConfig) -> None:
+    from tailprop.engine.dry_run import dry_run
+    from tailprop.runtime.distributed import process_group
+
+    with process_group(config.run.device, config.run.threads) as world:
+        dry_run(find_spec(config.task), config, world)
+
+
+def _train(config: TaskConfig) -> None:
     from tailprop.engine.launch import train
     from tailprop.engine.run_folder import RunFolder
     from tailprop.runtime.distributed import any_rank, launch_id, process_group

@@ -160,8 +160,8 @@ class RunConfig:
     patience: int = setting(0, free=True)
     """Stop after this many evaluations in a row without a better one; 0 = off."""
     time_budget: str | None = setting(None, free=True)
-    """Stop after this time of training and evaluation, for example 45s, 30m or 1h30m, with one last evaluation. The learning rate
-    then decays by the clock, if that is ahead of the epochs."""
+    """Stop after this time of training and evaluation, for example 45s, 30m or 1h30m, and evaluate. The learning rate then
+    decays by the clock, if that is ahead of the epochs."""
     tensorboard: bool = setting(True, free=True)
     """Write TensorBoard events."""
     track: Literal["trackio", "wandb", "mlflow"] | None = setting(None, free=True)

@@ -17,7 +17,7 @@ from tailprop.engine.settings import aliases, check_numbers
 from tailprop.utils.parsing import parse_yaml
 from tailprop.utils.text import closest
 
-__all__ = ["Checkpoint", "find_options", "option_names", "parse_options", "parse_pairs"]
+__all__ = ["REGISTRY", "Checkpoint", "find_options", "option_names", "parse_options", "parse_pairs"]
 
 T = TypeVar("T")
 Checkpoint = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
@@ -74,7 +74,7 @@ def parse_options(kind: type[T], args: Sequence[str], prog: str, description: st
                 prog=prog,
                 description=description,
                 return_unknown_args=True,
-                registry=_REGISTRY,
+                registry=REGISTRY,
                 **given,
             )
     except SystemExit as stop:
@@ -116,10 +116,10 @@ def _current_names(kind: Any, args: Sequence[str]) -> list[str]:
     return [current(arg) if arg.startswith("--") else "None" if arg == "none" else arg for arg in args]
 
 
-_REGISTRY = tyro.constructors.ConstructorRegistry()
+REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
-@_REGISTRY.primitive_rule
+@REGISTRY.primitive_rule
 def _name_value_pairs(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
     """Parse any dict option as name=value pairs: mixer=cauchy depths=[2,2,4,2] mixer_args.scale_init=0.2."""
     if info.type not in (dict[str, Any],) and typing.get_origin(info.type) is not dict:

@@ -13,6 +13,7 @@ from tailprop.utils.parsing import parse_json, parse_yaml, sealed_text
 from tailprop.utils.text import listed, say
 
 __all__ = [
+    "WEIGHTS",
     "check_unchanged",
     "find_settings",
     "find_task_name",

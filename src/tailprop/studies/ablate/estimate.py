@@ -1,15 +1,12 @@
 """`--dry-run`: the plan of a study and the time it will take."""
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tailprop.engine.optim import build_schedule
-from tailprop.engine.train_state import TrainState
+from tailprop.engine.dry_run import time_steps
 from tailprop.runtime.distributed import init_distributed
 from tailprop.studies.ablate.rows import Row
 from tailprop.studies.ablate.runner import Machine
@@ -67,12 +64,5 @@ def _timed(run: Run) -> float:
         config = replace(run.config, run=replace(run.config.run, out=Path(folder)))
         world = init_distributed(config.run.device, config.run.threads)
         task = find_spec(config.task).create(config, world)
-        state = TrainState(task.build_model(resumed=True), config.optim, config.run, world)
-        lr = build_schedule(config.optim, task.sampler.steps, world.size).at(0)
-        batches = iter(task.batches(0, 0))
-        took = []
-        for number in range(min(1 + _STEPS, task.sampler.steps)):
-            began = time.perf_counter()
-            float(state.step(task, list(islice(batches, config.optim.grad_accum_steps)), lr, number + 1))
-            took.append(time.perf_counter() - began)
-    return statistics.fmean(took[1:] or took) * task.sampler.steps * config.optim.epochs
+        timed = time_steps(task, config, world, task.build_model(resumed=True), _STEPS)
+    return timed.seconds * task.sampler.steps * config.optim.epochs

@@ -160,8 +160,8 @@ class DistillConfig:
     teacher: str | None = setting(None, local=True)
     """A run folder or a file of its weights, or timm:NAME for a pretrained timm model; none = no distillation."""
     kind: Literal["logits", "features"] = setting("logits", late=True)
-    """logits: the teacher's probabilities of the same classes; features: which images of a batch the teacher finds similar, by the
-    features before its classifier, whatever its classes are."""
+    """logits: the teacher's probabilities of the same classes; features: which images of a batch the teacher finds similar, by
+    the features before its classifier, whatever its classes are."""
     weight: float = setting(0.5, late=True)
     """Share of distillation in the loss; the rest is that of the labels."""
     temperature: float = setting(2.0, late=True)

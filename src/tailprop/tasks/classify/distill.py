@@ -1,8 +1,8 @@
 """Distillation into a classifier (Hinton et al. 2015): it learns from labels and from a teacher that sees the same crops.
 
-Nothing but the student is trained. timm's task for features learns a projection from the student's width to the teacher's, which
-would have to be in every checkpoint; here features are compared by the similarities that they give the images of a batch (Tung and
-Mori 2019), which have no width.
+Nothing but the student is trained. timm's task for features learns a projection from the student's width to the teacher's,
+which would have to be in every checkpoint; here features are compared by the similarities that they give the images of a batch
+(Tung and Mori 2019), which have no width.
 """
 
 import hashlib
