@@ -27,7 +27,7 @@ README, CONTRIBUTING, CHANGELOG = ROOT / "README.md", ROOT / "CONTRIBUTING.md", 
 RESULTS = ROOT / "results" / "README.md"
 PAGES = [README, CONTRIBUTING, ROOT / "SECURITY.md", RESULTS, *DOCS]  # without the changelog, which has old names
 RUN = [CONTRIBUTING, *DOCS]  # the README has its own test
-SECTIONS = ("model", "data", "augment", "optim", "run", "detector", "segmenter", "inference")
+SECTIONS = ("model", "data", "augment", "optim", "run", "detector", "segmenter", "inference", "distill")
 OF_TORCHRUN = {"--nproc-per-node", "--max-restarts"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -145,7 +145,7 @@ def test_commands_of_results_parse() -> None:
 @each_page
 def test_commands_in_the_text_exist(page: Path) -> None:
     for args in commands([code for code in inline_code(page) if code.startswith(("tailprop ", "torchrun ", "python -m"))]):
-        if args and not is_placeholder(args[0]) and args[0] != "--help":
+        if args and not is_placeholder(args[0]) and args[0] not in ("--help", "--version"):
             assert args[0] in tailprop_cli.COMMANDS, args
             if args[0] == "train" and len(args) > 1:
                 assert is_placeholder(args[1]) or args[1].endswith(".yaml") or args[1] in recipe_names(), args
