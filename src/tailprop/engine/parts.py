@@ -1,7 +1,7 @@
 """The parts of a network, as freezing and learning rates see them: a backbone and its head.
 
 A classifier's head is its last layer. Of a detector or a segmenter, which have a `body`, it is everything after that. Other
-networks name the layers of their head in a method `head_layers`.
+networks name the layers of their head in a method `head_layers`, or `output_layers` if Muon leaves those to AdamW.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,9 @@ def head_parameters(model: nn.Module) -> set[int]:
     """The parameters of the head, by id."""
     if (body := body_of(model)) is not None:
         return {id(p) for p in model.parameters()} - {id(p) for p in body.parameters()}
-    if hasattr(model, "head_layers"):
-        layers: Sequence[nn.Module] = model.head_layers()  # type: ignore[operator]
+    named = next((name for name in ("head_layers", "output_layers") if hasattr(model, name)), None)
+    if named is not None:
+        layers: Sequence[nn.Module] = getattr(model, named)()
     else:
         found = model.get_classifier() if hasattr(model, "get_classifier") else ()  # type: ignore[operator]
         layers = [layer for layer in (found if isinstance(found, tuple | list) else [found]) if isinstance(layer, nn.Module)]
