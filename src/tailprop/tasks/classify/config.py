@@ -190,12 +190,7 @@ class ClassifyConfig(TaskConfig):
     distill: DistillConfig = setting(factory=DistillConfig, late=True)
 
     def check(self) -> None:
-        from tailprop.tasks.classify.model import image_mode
-        from tailprop.tasks.common.models import check_model
-
         super().check()
-        check_model(self.model.name)
-        image_mode(self.model.in_chans, self.model.name)
         self.data.check()
         self.augment.check()
         self.distill.check()
@@ -207,3 +202,9 @@ class ClassifyConfig(TaskConfig):
             raise ValueError(
                 "RandAugment does not support alpha channels; with model.in_chans 4 set --augment.auto-augment None"
             )
+        # These import PyTorch, so they come last: what is wrong above is said at once.
+        from tailprop.tasks.classify.model import image_mode
+        from tailprop.tasks.common.models import check_model
+
+        check_model(self.model.name)
+        image_mode(self.model.in_chans, self.model.name)

@@ -121,9 +121,9 @@ class DetectConfig(TaskConfig):
     augment: DetectAugmentConfig = setting(factory=DetectAugmentConfig)
 
     def check(self) -> None:
-        from tailprop.tasks.common.pyramid import check_pyramid_model
-
         super().check()
-        check_pyramid_model(self.model, "a detector")
         for section in (self.detector, self.data, self.augment):
             section.check()
+        from tailprop.tasks.common.pyramid import check_pyramid_model  # imports PyTorch, so it comes last
+
+        check_pyramid_model(self.model, "a detector")

@@ -145,9 +145,9 @@ class SegmentConfig(TaskConfig):
     inference: InferenceConfig = setting(factory=InferenceConfig)
 
     def check(self) -> None:
-        from tailprop.tasks.common.pyramid import check_pyramid_model
-
         super().check()
-        check_pyramid_model(self.model, "a segmenter")
         for section in (self.segmenter, self.data, self.augment, self.inference):
             section.check()
+        from tailprop.tasks.common.pyramid import check_pyramid_model  # imports PyTorch, so it comes last
+
+        check_pyramid_model(self.model, "a segmenter")
