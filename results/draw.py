@@ -43,6 +43,8 @@ def main() -> None:
     )
     costs = [row | {"us": str(float(row["ns_per_px"]) / 1000)} for row in read("restoration_cost")]
     bars("restoration_cost", costs, "{side_px} px", {"us": "CPU time"}, "microseconds per pixel by side of the image")
+    tuned = [row | {"top1": row["mean"]} for row in read("finetune/summary")]
+    bars("finetune/summary", tuned, "{variant}", TOP1, "top-1 on 2,000 images of CIFAR-10, %, mean of three seeds")
     for name, (metrics, measured_on, title) in RUNS.items():
         draw_learning(history(name, metrics), FOLDER / f"{name}.png", metrics, measured_on, title)
 

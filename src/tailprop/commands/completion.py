@@ -4,12 +4,14 @@ import ast
 import contextlib
 import dataclasses
 import io
+import operator
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib.util import find_spec as find_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -18,6 +20,10 @@ from tailprop.engine.recipes import recipe_names
 from tailprop.tasks import TASKS, find_spec
 
 __all__ = ["Completion", "run"]
+
+# Types are made here from what the other commands have, which a type checker cannot follow.
+_ANNOTATED: Any = Annotated
+_POSITIONAL: Any = tyro.conf.Positional
 
 
 @dataclass(frozen=True)
@@ -32,13 +38,13 @@ def run(options: Completion) -> None:
     from tailprop_cli import COMMANDS
 
     kinds = [
-        Annotated[_options(name, module, kind), tyro.conf.subcommand(name, description=what, prefix_name=False)]
+        _ANNOTATED[_options(name, module, kind), tyro.conf.subcommand(name, description=what, prefix_name=False)]
         for name, (module, kind, what) in COMMANDS.items()
     ]
     script = io.StringIO()
     args = ["--tyro-print-completion", options.shell]
     with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
-        tyro.cli(typing.cast(Any, Union[tuple(kinds)]), args=args, prog="tailprop", registry=REGISTRY)  # noqa: UP007 - made here
+        tyro.cli(reduce(operator.or_, kinds), args=args, prog="tailprop", registry=REGISTRY)
     names = " ".join(recipe_names())
     print({"bash": _for_bash, "zsh": _for_zsh}[options.shell](script.getvalue(), names), end="")
 
@@ -102,7 +108,7 @@ def _from_source(module: str, kind: str) -> Any:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             hint = ast.unparse(node.annotation)
             own = bool if hint == "bool" else str
-            fields.append((node.target.id, tyro.conf.Positional[own] if "Positional" in hint else own))
+            fields.append((node.target.id, _POSITIONAL[own] if "Positional" in hint else own))
     return dataclasses.make_dataclass(kind, fields, kw_only=True)
 
 
