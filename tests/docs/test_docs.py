@@ -175,7 +175,7 @@ def options() -> frozenset[str]:
     kinds = [spec.part(part) for spec in specs for part in (spec.config, spec.evaluate, spec.predict, spec.bench) if part]
     kinds += [find_options(module, kind) for module, kind, _ in tailprop_cli.COMMANDS.values() if kind]
     kinds += [find_options(module, kind) for module, kind, _ in BENCHES.values()]
-    return frozenset(name for kind in kinds for name in option_names(kind)) | OF_TORCHRUN | {"--help"}
+    return frozenset(name for kind in kinds for name in option_names(kind)) | OF_TORCHRUN | {"--help", "--version", "--dry-run"}
 
 
 @each_page
