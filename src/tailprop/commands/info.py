@@ -4,13 +4,13 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import tyro
 
 from tailprop.commands.recipes import explain_recipe
+from tailprop.engine.exported import describe_exported
 from tailprop.engine.recipes import find_recipe, recipe_names
 from tailprop.engine.run_settings import WEIGHTS, find_settings, read_config
 from tailprop.tasks import DEFAULT_TASK, TASKS, find_spec
@@ -154,7 +154,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _describe_file(path: Path) -> Facts:
     if path.suffix == ".onnx":
-        about = import_module("tailprop.engine.exported").describe_exported(path)
+        about = describe_exported(path)
         return {"what": "an exported network (ONNX)"} | {name: _brief(value) for name, value in about.items() if value}
     if path.suffix not in _CHECKPOINTS:
         raise ValueError(f"{path} is none of the files that are described: {', '.join(_CHECKPOINTS)}, .onnx, .yaml")

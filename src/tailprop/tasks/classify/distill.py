@@ -10,21 +10,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
+from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
+from tailprop.engine.config import ModelConfig
 from tailprop.runtime.distributed import World, local_main_first
 from tailprop.tasks.classify.augment import normalisation
-from tailprop.tasks.classify.config import ClassifyConfig, DistillConfig
+from tailprop.tasks.classify.config import ClassifyConfig, DataConfig, DistillConfig
 from tailprop.tasks.classify.load import ImageClassifier, load_classifier
 from tailprop.tasks.common.classes import align_classes
+from tailprop.tasks.common.hub import TIMM, initial_state
 
 __all__ = ["Distillation", "create_distillation", "logit_loss", "similarity_loss"]
-
-_TIMM: Final = "timm:"
 
 
 def create_distillation(config: ClassifyConfig, classes: Sequence[str], world: World) -> "Distillation | None":
@@ -33,23 +35,31 @@ def create_distillation(config: ClassifyConfig, classes: Sequence[str], world: W
     if where is None:
         return None
     try:
-        teacher = local_main_first(partial(_load, where), where.startswith(_TIMM))  # one process of a node downloads
+        teacher = local_main_first(partial(_load, where), where.startswith(TIMM))  # one process of a node downloads
     except ValueError as error:
         raise ValueError(f"distill.teacher: {error}") from None
     return Distillation(config.distill, teacher, classes, config.model.in_chans, world.device)
 
 
 def _load(where: str) -> ImageClassifier:
-    if not where.startswith(_TIMM):
+    if not where.startswith(TIMM):
         if not Path(where).exists():
             raise ValueError(f"{where} does not exist; name a run folder, a weights file, or timm:NAME")
         return load_classifier(where)
-    import timm
+    name = where.removeprefix(TIMM)
+    state, architecture = initial_state(ModelConfig(name, init=where))  # raises at once without a network
+    about = timm.get_pretrained_cfg(name)
+    assert about is not None
+    model = timm.create_model(architecture, num_classes=about.num_classes)
+    model.load_state_dict(state)
+    settings = ClassifyConfig(model=ModelConfig(name), data=DataConfig(size_px=about.input_size[-1], crop_pct=about.crop_pct))
+    return ImageClassifier(model, settings, _names(about.num_classes), (about.mean, about.std), about.crop_mode)
 
-    name = where.removeprefix(_TIMM)
-    if not timm.is_model(name):
-        raise ValueError(f"timm has no model {name!r}")
-    return load_classifier(name)
+
+def _names(count: int) -> tuple[str, ...]:
+    if count == 1000:
+        return tuple(ImageNetInfo().index_to_description(i) for i in range(count))
+    return tuple(map(str, range(count)))
 
 
 class Distillation:
