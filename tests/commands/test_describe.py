@@ -90,6 +90,9 @@ def test_info_of_weights(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_info_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(["info", "tailprop_nano"], capsys)
     assert "4.6 M with 1000 classes" in out
+    shipped = said(["info", "denoise"], capsys)
+    assert "a shipped model" in shipped
+    assert "image restoration" in shipped
 
 
 def test_info_refuses_what_it_does_not_know(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

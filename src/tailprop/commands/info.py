@@ -13,6 +13,7 @@ from tailprop.commands.recipes import explain_recipe
 from tailprop.engine.exported import describe_exported
 from tailprop.engine.recipes import find_recipe, recipe_names
 from tailprop.engine.run_settings import WEIGHTS, find_settings, read_config
+from tailprop.engine.shipped import locate, shipped_names
 from tailprop.tasks import DEFAULT_TASK, TASKS, find_spec
 from tailprop.utils.durations import duration_text
 from tailprop.utils.parsing import parse_json, sealed_row
@@ -41,12 +42,16 @@ def run(options: Info) -> None:
         explain_recipe(path)
     elif path.is_file():
         _print(options.what, _describe_file(path))
+    elif options.what in shipped_names():  # before a recipe of that name, which `tailprop recipes` explains
+        shipped = locate(options.what)
+        card = shipped / "README.md"
+        _print(options.what, _describe_weights(shipped / WEIGHTS[0]) | {"what": "a shipped model", "card": str(card)})
     elif (facts := _describe_model(options.what)) is not None:
         _print(options.what, facts)
     elif options.what in recipe_names():
         explain_recipe(find_recipe(options.what))
     else:
-        known = [*recipe_names(), *json.loads(_COSTS.read_text())]
+        known = [*recipe_names(), *shipped_names(), *json.loads(_COSTS.read_text())]
         hint = did_you_mean(options.what, known, otherwise="`tailprop recipes` and `tailprop models` list what there is")
         raise ValueError(f"{options.what} is neither a path, nor a recipe, nor a model; {hint}")
 
