@@ -18,6 +18,8 @@ BEYOND: dict[str, dict[str, Any]] = {
     "content orders": dict(orders=(2.0, 1.0), order_mode="content"),
     "scale per channel": dict(scale_per_channel=True),
     "normalized": dict(normalized_share=1.0),
+    "gain on the map": dict(scale_mode="length", length_unit="map", lengths=(0.1, 0.3), learned_gain=True),
+    "gain and normalized": dict(scale_mode="length", lengths=(0.5, 3.0), learned_gain=True, normalized_share=0.5),
     "lengths": dict(scale_mode="length", gate_init=1.0, lengths=(0.5, 3.0)),
     "lengths on the map": dict(scale_mode="length", length_unit="map", lengths=(0.1, 0.3)),
     "multiscale": MULTISCALE,
@@ -38,7 +40,7 @@ def perturbed(dim: int, dtype: torch.dtype = torch.float32, **settings: Any) -> 
 def reference(module: TailPropagation, x: Tensor) -> Tensor:
     weights, orders = module.weights(x), module.stable_orders(x)
     spacing = math.prod(x.shape[1:-1]) ** (-1 / (x.ndim - 2)) if module.length_unit == "map" else 1.0
-    return tail_propagate_reference(x, module.scales(), weights, orders, spacing, module.normalized)
+    return tail_propagate_reference(x, module.scales(), weights, orders, spacing, module.normalized, module.gain(spacing))
 
 
 @pytest.mark.parametrize("sides", MAPS)
@@ -47,7 +49,7 @@ def test_fast_path_matches_the_reference(name: str, sides: tuple[int, ...]) -> N
     module = perturbed(16, **SETTINGS[name])
     x = (2 * torch.rand(2, *sides, 16) - 1).requires_grad_()  # a map of magnitude 1
     fast, slow = module(x), reference(module, x)
-    assert (fast - slow).abs().max() <= (4e-6 if module.normalized_share else 1e-6)  # normalized maps have magnitude 3
+    assert (fast - slow).abs().max() <= 1e-6 * max(1, float(slow.detach().abs().max()))  # gains make maps larger
 
     upstream = torch.randn_like(x) / math.sqrt(math.prod(sides))
     parameters = [x, *module.parameters()]
@@ -210,8 +212,9 @@ def test_explain_agrees_with_forward() -> None:
     torch.testing.assert_close(h_c[1, ..., 3], torch.exp(-k_c * rho.sqrt()))
 
 
-def test_explain_with_normalization() -> None:
-    module, x = perturbed(8, **MULTISCALE), torch.randn(2, 6, 7, 8)
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_explain_with_gains(share: float) -> None:
+    module, x = perturbed(8, **MULTISCALE, normalized_share=share), torch.randn(2, 6, 7, 8)
     inner = module.explain(x)
     factor = inner.gain[:, None, None].expand(2, 6, 7, 8).clone()
     factor[:, 0, 0] = 1
@@ -219,11 +222,39 @@ def test_explain_with_normalization() -> None:
 
 
 def test_initial_lengths_are_at_most_half_of_the_map() -> None:
-    assert TailPropagation(4, scale_mode="length").lengths == (0.5, 16.0)
+    assert TailPropagation(4, scale_mode="length").lengths == (0.05, 16.0)
     for side, longest in ((64, 16.0), (14, 7.0), (1, 1.0)):
-        assert TailPropagation(4, scale_mode="length", map_size=(side, 100)).lengths == (0.5, longest)
+        assert TailPropagation(4, scale_mode="length", map_size=(side, 100)).lengths == (0.05, longest)
     stages = TailProp(dims=(8, 8, 8, 8), depths=(1, 1, 1, 1), mixer="multiscale", img_size=224).stages
     assert [stage.layers[0].block.mixer.lengths[1] for stage in stages] == [16.0, 14.0, 7.0, 3.5]
+
+
+@pytest.mark.parametrize("settings", [dict(), dict(length_unit="map", lengths=(0.05 / 48, 8 / 48))])
+def test_gains_make_up_for_what_white_noise_loses(settings: dict[str, Any]) -> None:
+    module = TailPropagation(32, **(MULTISCALE | dict(lengths=(0.05, 8.0)) | settings))
+    x = torch.randn(4, 48, 48, 32) + 3
+    with torch.no_grad():
+        y = module(x)
+        torch.testing.assert_close(y.mean((1, 2)), x.mean((1, 2)), rtol=0, atol=1e-4)
+        assert 0.8 < y.std((1, 2)).mean(0).min() <= y.std((1, 2)).mean(0).max() < 1.4
+        assert module.log_gain is not None
+        module.log_gain.add_(math.log(2))
+        doubled = module(x)
+    mean = x.mean((1, 2), keepdim=True)
+    torch.testing.assert_close(doubled - mean, 2 * (y - mean), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("by_place", [False, True])
+def test_weak_channels_with_gains_survive_half_precision(dtype: torch.dtype, by_place: bool) -> None:
+    """A single bright point, spread over the map: its deviations are 1e-3 of the mean."""
+    x = torch.full((1, 32, 32, 2), 4.0)
+    x[0, 16, 20] += 1
+    propagate = tail_propagate_by_place if by_place else tail_propagate
+    weights = torch.full((1, 2, 32, 32, 2) if by_place else (2,), 0.5)
+    expected, found = (propagate(v, (50.0, 8.0), weights, gain=torch.full((2,), 1000.0)).float() for v in (x, x.to(dtype)))
+    assert (expected - 4).abs().max() > 1
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
 
 
 def test_initial_lengths_are_those_of_the_kernels() -> None:
@@ -317,6 +348,7 @@ def test_stable_response_is_one_at_zero_with_finite_gradients() -> None:
         (dict(dim=0), "dim must be at least 1, got 0"),
         (dict(scale_mode="log"), "unknown scale_mode 'log'; choose one of 'softplus', 'length'"),
         (dict(length_unit="cm"), "unknown length_unit 'cm'"),
+        (dict(learned_gain=True), "learned_gain needs lengths, so scale_mode must be 'length', got 'softplus'"),
         (dict(normalized_share=1.5), "normalized_share must be between 0 and 1, got 1.5"),
         (dict(lengths=(3.0, 1.0)), "the shorter first"),
         (dict(gate_reduction=0), "gate_reduction must be at least 1, got 0"),

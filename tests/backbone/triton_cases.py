@@ -18,9 +18,11 @@ from tailprop.backbone.tail_triton import tail_kernel, usable
 from tests.backbone.test_operator import SETTINGS, perturbed, reference
 
 KERNELS_AT_IMPORT = "tailprop.backbone.tail_kernels" in sys.modules
-NAMES = ("tailprop", "gaussian", "learnable", "adaptive_alpha", "three orders", "learned orders", "lengths on the map")
+NAMES = ("tailprop", "gaussian", "learnable", "adaptive_alpha", "three orders", "learned orders", "gain on the map")
 SHAPES = ((2, 7, 12, 5), (1, 1, 9, 18), (1, 33, 16, 3), (1, 16, 5, 2))
-CASES = [(name, SHAPES[0]) for name in NAMES] + [("tailprop", s) for s in SHAPES[1:]] + [("multiscale", s) for s in SHAPES]
+GAINED, NORMALIZED = "multiscale", "gain and normalized"
+CASES = [(name, SHAPES[0]) for name in NAMES] + [(name, s) for name in ("tailprop", GAINED, NORMALIZED) for s in SHAPES]
+CASES = list(dict.fromkeys(CASES))
 SCALES = (2.0, 1.0)
 
 
@@ -67,7 +69,7 @@ def test_kernel_matches_the_reference(name: str, shape: tuple[int, ...], launche
     assert launches == ["forward_kernel", "backward_kernel"]
 
 
-@pytest.mark.parametrize("name", ["tailprop", "multiscale"])
+@pytest.mark.parametrize("name", ["tailprop", GAINED, NORMALIZED])
 def test_bfloat16(name: str) -> None:
     """Within 4 % of the largest value: a GPU rounds to the nearest bfloat16, but the interpreter towards zero."""
     module = perturbed(4, **SETTINGS[name])
@@ -77,7 +79,7 @@ def test_bfloat16(name: str) -> None:
     for function, kinds in ((tail_propagate, (x.dtype, torch.float32)), (tail_propagate_reference, (torch.float64,) * 2)):
         inputs = [t.to(kinds[0] if t is x else kinds[1]).clone().requires_grad_() for t in given]
         with tail_kernel("triton"):
-            y = function(*inputs, normalized=module.normalized)
+            y = function(*inputs, normalized=module.normalized, gain=module.gain())
         results.append((y, *gradients(y, inputs)))
     assert results[0][0].dtype == torch.bfloat16
     for ours, theirs in zip(*results, strict=True):
@@ -109,7 +111,7 @@ def test_strided_maps_and_gradients() -> None:
 
 
 def test_second_derivatives_are_those_of_the_products() -> None:
-    module = perturbed(3, **SETTINGS["multiscale"])
+    module = perturbed(3, **SETTINGS[NORMALIZED])
     inputs = [torch.randn(1, 5, 4, 3).requires_grad_(), *module.parameters()]
     results = []
     for kernel in ("triton", "products"):

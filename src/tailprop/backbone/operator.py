@@ -18,11 +18,11 @@ from typing import Any, Final, Self
 import torch
 import torch.fx
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
 from .dct import Frequencies, dct, normalizing_gain
+from .gates import PooledMLP, PositionMLP, mixing_weights
 from .layers import is_captured
 from .observed import Observed
 from .response import is_plain
@@ -53,7 +53,9 @@ GATES: Final = ("content", "learned", "fixed", "spatial")
 SCALE_MODES: Final = ("softplus", "length")
 LENGTH_UNITS: Final = ("px", "map")
 ORDER_MODES: Final = ("fixed", "learned", "content")
-LONGEST: Final = 16.0  # initial length by default, in positions
+SHORTEST: Final = 0.05  # initial lengths by default, in positions
+LONGEST: Final = 16.0
+LOST: Final = 4.0  # white noise leaves a kernel of length l weaker by this times l
 SCALE_OFFSET: Final = 1e-4  # keeps k positive where softplus underflows
 
 for _leaf in ("tail_propagate", "tail_propagate_by_place"):  # leaf functions for symbolic tracing: inside, sizes are numbers
@@ -70,10 +72,9 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "adaptive_alpha": dict(orders=(1.0,), gate="fixed", order_mode="content"),
 }
 
-# Ours: every channel has a length of its own, so that some reach near and some far from the first step on, and learns it at
-# the same relative rate. What a long kernel delivers is weak, so every other channel is normalized. docs/study.md has the
-# experiments.
-MULTISCALE: Final[dict[str, Any]] = dict(orders=(2.0, 1.0), gate="content", scale_mode="length", normalized_share=0.5)
+# Ours: every channel has a length of its own, so that some stay local and some reach far from the first step on, and learns it
+# at the same relative rate. What a long kernel delivers is weak, so every channel has a gain. docs/study.md has experiments.
+MULTISCALE: Final[dict[str, Any]] = dict(orders=(2.0, 1.0), gate="content", scale_mode="length", learned_gain=True)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class PropagationDetails:
     responses: Tensor  # (B, K, H, W, C): each order alone; H_G and H_C for the paper's operator
     mixed: Tensor  # (B, H, W, C): the mixed response
     coefficients: Tensor  # (B, H, W, C): the DCT of the input
-    gain: Tensor | None  # (B, C): factor of all coefficients but the mean; None without normalized channels
+    gain: Tensor | None  # (B, C): factor of all coefficients but the mean; None without gains and normalized channels
 
     @property
     def lam(self) -> Tensor:
@@ -111,10 +112,12 @@ class TailPropagation(nn.Module):
         scale_mode: "softplus", k = softplus(theta) + offset, is the paper's. "length" learns a length for each channel and
             order, l = exp(theta), with k = l^alpha / alpha: a Gaussian then has standard deviation l and a Cauchy kernel
             half-width l, and a step of the optimizer changes every length by the same factor.
-        lengths: Shortest and longest initial length for "length", spread geometrically over the channels. By default from 0.5
-            to 16, but at most to half of `map_size`: a kernel as long as a small map leaves only its mean.
+        lengths: Shortest and longest initial length for "length", spread geometrically over the channels. By default from 0.05,
+            which changes little, to 16, but at most to half of `map_size`: a kernel as long as a map leaves only its mean.
         length_unit: "px", positions of the map, or "map", the side of the map (the geometric mean of height and width).
         gate_init: Initial gate logit. Channels take turns in preferring one of the orders by this much; 0 = equal weights.
+        learned_gain: Multiply what differs from the mean of the map by g sqrt(1 + (4 l)^2), with a factor g learned for each
+            channel, initially 1: white noise is then as strong after a kernel of length l as before it. Only for "length".
         normalized_share: Share of the channels whose output is normalized to variance 1 over the map of every image, around its
             mean. They are spread evenly, so that normalized and other channels have all lengths.
         gate_reduction: The hidden width of the gate's MLP is dim divided by this.
@@ -123,7 +126,7 @@ class TailPropagation(nn.Module):
 
     needs_frequency_embedding: Final = False
     needs_map_size: Final = True
-    no_decay: Final = ("theta", "gate_logits", "order_logits")
+    no_decay: Final = ("theta", "log_gain", "gate_logits", "order_logits")
     scale_parameters: Final = ("theta",)
     spacing: float = 1.0  # distance of neighbouring positions, set by a backbone whose map is finer than usual
     _observed: Observed | None = None  # means of predicted values, while `observe` is on
@@ -140,6 +143,7 @@ class TailPropagation(nn.Module):
         lengths: tuple[float, float] | None = None,
         length_unit: str = "px",
         gate_init: float = 0.0,
+        learned_gain: bool = False,
         normalized_share: float = 0.0,
         gate_reduction: int = 8,
         map_size: tuple[int, int] | None = None,
@@ -164,6 +168,9 @@ class TailPropagation(nn.Module):
         num_orders, hidden = len(self.orders), max(1, dim // gate_reduction)
         gate = gate if num_orders > 1 else "fixed"  # a single response has nothing to mix
         self.theta = nn.Parameter(torch.empty(num_orders, dim if self.scale_per_channel else 1, **dd))
+        if learned_gain and scale_mode != "length":
+            raise ValueError(f"learned_gain needs lengths, so scale_mode must be 'length', got {scale_mode!r}")
+        self.log_gain = nn.Parameter(torch.empty(dim, **dd)) if learned_gain else None
         self.gate_logits = nn.Parameter(torch.empty(num_orders - 1, dim, **dd)) if gate == "learned" else None
         gate_mlp = {"content": PooledMLP, "spatial": PositionMLP}.get(gate)
         self.gate_mlp = None if gate_mlp is None else gate_mlp(dim, hidden, num_orders - 1, **dd)
@@ -185,6 +192,8 @@ class TailPropagation(nn.Module):
         if self.normalized is not None:
             until = (torch.arange(self.dim + 1, dtype=torch.float64, device="cpu") * self.normalized_share - 1e-9).ceil()
             self.normalized.copy_(until.diff())
+        if self.log_gain is not None:
+            self.log_gain.zero_()
         if self.gate_logits is not None:
             self.gate_logits.copy_(preferred)
         if self.gate_mlp is not None:
@@ -220,12 +229,22 @@ class TailPropagation(nn.Module):
             return torch.exp(alpha * at_least_float32(self.theta)) / alpha
         return F.softplus(at_least_float32(self.theta)) + SCALE_OFFSET
 
+    def gain(self, spacing: float = 1.0) -> Tensor | None:
+        """Factor of what differs from the mean, (C,), for lengths l in units of `spacing` positions; None = 1.
+
+        The length of a channel is the geometric mean of those of its orders.
+        """
+        if self.log_gain is None:
+            return None
+        length = torch.exp(at_least_float32(self.theta).mean(0)) / spacing
+        return torch.exp(at_least_float32(self.log_gain)) * torch.sqrt(1 + (LOST * length) ** 2)
+
     def weights(self, x: Tensor) -> Tensor | None:
         """Mixing weights for a batch: (B, K, C), (B, K, H, W, C), (K, C), or None for equal weights."""
         if self.gate_mlp is not None:
-            return _mixing_weights(self.gate_mlp(x), 1, len(self.orders))
+            return mixing_weights(self.gate_mlp(x), 1, len(self.orders))
         if self.gate_logits is not None:
-            return _mixing_weights(self.gate_logits, 0, len(self.orders))
+            return mixing_weights(self.gate_logits, 0, len(self.orders))
         return None
 
     def stable_orders(self, x: Tensor) -> Tensor | tuple[float, ...]:
@@ -238,11 +257,13 @@ class TailPropagation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H, W, C)
         weights, orders, spacing = self.weights(x), self.stable_orders(x), self.spacing_of(x)
+        gain = self.gain(spacing)
         if self._observed is not None:
             self._observed.add(weights, orders)
         if weights is not None and isinstance(self.gate_mlp, PositionMLP):
-            return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.normalized)
-        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalized, self._kept_responses(x))
+            return tail_propagate_by_place(x, self.scales(), weights, orders, spacing, self.normalized, gain)
+        kept = self._kept_responses(x)
+        return tail_propagate(x, self.scales(), weights, orders, spacing, self.normalized, gain, kept)
 
     def _kept_responses(self, x: Tensor) -> ResponseCache | None:
         """The cache, where responses may be kept: without learning, and where they are the same for all images."""
@@ -269,6 +290,9 @@ class TailPropagation(nn.Module):
         scales, values = self.scales(), {}
         predicted = None if self._observed is None else self._observed.orders.mean()
         orders = predicted if self.order_mlp is not None else self._own_orders()
+        gain = self.gain()
+        if gain is not None:
+            values["gain"] = gain
         for k, scale in enumerate(scales):
             values[f"scale_{k}"] = scale
             if orders is not None:
@@ -285,7 +309,7 @@ class TailPropagation(nn.Module):
 
     def _mean_weights(self) -> Tensor | None:  # (K, C)
         if self.gate_logits is not None:
-            return _mixing_weights(self.gate_logits, 0, len(self.orders))
+            return mixing_weights(self.gate_logits, 0, len(self.orders))
         return None if self._observed is None else self._observed.weights.mean()
 
     def spacing_of(self, x: Tensor) -> float:
@@ -312,52 +336,20 @@ class TailPropagation(nn.Module):
             responses=torch.stack([r.expand(b, *sizes, c) for r in responses], dim=1),
             mixed=mixed.expand(b, *sizes, c),
             coefficients=coefficients,
-            gain=self._gain(coefficients * mixed),
+            gain=self._explained_gain(coefficients * mixed, mix.spacing),
         )
 
-    def _gain(self, coefficients: Tensor) -> Tensor | None:
+    def _explained_gain(self, coefficients: Tensor, spacing: float) -> Tensor | None:  # (B, C)
+        learned = self.gain(spacing)
         if self.normalized is None:
-            return None
+            return None if learned is None else learned.expand(len(coefficients), -1)
         deviations = coefficients.clone().flatten(1, -2)
         deviations[:, 0] = 0
-        return normalizing_gain(deviations, self.normalized)[:, 0]
+        learned = self.normalized.new_ones(self.dim) if learned is None else learned
+        return learned * normalizing_gain(learned * deviations, self.normalized)[:, 0]
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, orders={self.orders}, gate={self.gate!r}, order_mode={self.order_mode!r}"
-
-
-class PooledMLP(nn.Module):
-    """MLP(GAP(X)) of Eq. (8): channels averaged over space, C -> hidden -> `outputs` values for each channel."""
-
-    def __init__(self, dim: int, hidden: int, outputs: int, **dd: Any) -> None:
-        super().__init__()
-        self.outputs, self.dim = outputs, dim
-        self.fc1 = nn.Linear(dim, hidden, **dd)
-        self.fc2 = nn.Linear(hidden, outputs * dim, **dd)
-
-    def reset_parameters(self) -> None:
-        for fc in (self.fc1, self.fc2):
-            trunc_normal_(fc.weight, std=0.02)
-            nn.init.zeros_(fc.bias)
-
-    def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, outputs, C)
-        return self.fc2(F.gelu(self.fc1(x.flatten(1, -2).mean(1)))).unflatten(1, (self.outputs, self.dim))
-
-
-class PositionMLP(PooledMLP):
-    """The same MLP at every position, without the average: 1x1 convolutions."""
-
-    def forward(self, x: Tensor) -> Tensor:  # (B, H, W, C) -> (B, outputs, H, W, C)
-        return self.fc2(F.gelu(self.fc1(x))).unflatten(-1, (self.outputs, self.dim)).movedim(-2, 1)
-
-
-def _mixing_weights(logits: Tensor, dim: int, num_orders: int) -> Tensor:
-    """Softmax over K orders of K - 1 logits, the last being 0: for two orders exactly sigmoid and its complement."""
-    logits = at_least_float32(logits)
-    if num_orders == 2:
-        first = torch.sigmoid(logits)  # a softmax over pairs takes many times as long
-        return torch.cat([first, 1 - first], dim=dim)
-    return torch.softmax(F.pad(logits.movedim(dim, -1), (0, 1)), dim=-1).movedim(-1, dim)
 
 
 def _checked_scales(scale_init: float | Sequence[float], orders: tuple[float, ...]) -> tuple[float, ...]:
@@ -381,7 +373,7 @@ def _checked_share(share: float) -> float:
 
 
 def _default_lengths(map_size: tuple[int, int] | None) -> tuple[float, float]:
-    return 0.5, LONGEST if map_size is None else min(LONGEST, max(1.0, min(map_size) / 2))
+    return SHORTEST, LONGEST if map_size is None else min(LONGEST, max(1.0, min(map_size) / 2))
 
 
 def _checked_lengths(lengths: tuple[float, float]) -> tuple[float, float]:

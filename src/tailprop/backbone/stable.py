@@ -51,6 +51,7 @@ def tail_propagate(
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
     normalized: Tensor | None = None,
+    gain: Tensor | None = None,
     kept: ResponseCache | None = None,
 ) -> Tensor:
     """Y = IDCT(sum_k w_k exp(-k_k rho^(alpha_k/2)) * DCT(X)): Eq. (7) of the paper, for any number of orders.
@@ -67,6 +68,7 @@ def tail_propagate(
         normalized: 1 for channels whose result is normalized to variance 1 over the map of every image, around its mean, 0 for
             the others, (C,); none by default. A long kernel makes what it delivers weak: white noise by a factor of about 4 l
             for a Gaussian of standard deviation l.
+        gain: Factor of what differs from the mean of each channel, (C,); 1 by default.
         kept: Responses of earlier calls, to be used while scales and orders are the same; only without gradients, and only
             where no orders are predicted for each image.
 
@@ -76,26 +78,29 @@ def tail_propagate(
     """
     _check_map(x)
     mix = Mix.of(x, scales, weights, orders, spacing)
-    mean = None if normalized is None else _mean_of_normalized(x, normalized)
+    by_kernel = tail_triton.usable(x, normalized)
+    mean = _mean_apart(x, normalized, gain, by_kernel)
     deviations = x if mean is None else x - mean
-    if tail_triton.usable(deviations, normalized):
+    if by_kernel:
         y = tail_triton.propagate(deviations, mix, normalized, _by_products)
+        y = y if gain is None else y * gain.to(y.dtype)
     else:
-        y = _by_products(deviations, mix, normalized, kept)
+        y = _by_products(deviations, mix, normalized, gain, kept)
     # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
     return y if mean is None else y.contiguous() + mean  # (B, H, W, C)
 
 
-def _by_products(x: Tensor, mix: "Mix", normalized: Tensor | None, kept: ResponseCache | None = None) -> Tensor:
+def _by_products(
+    x: Tensor, mix: "Mix", normalized: Tensor | None, gain: Tensor | None = None, kept: ResponseCache | None = None
+) -> Tensor:
     """The operator by matrix products, on a map whose normalized channels have no mean."""
 
     def respond(frequencies: Frequencies) -> Mixture:
-        mixture = mix.mixture(frequencies)
-        return mixture if normalized is None else _without_mean(mixture, frequencies, normalized)
+        return _adjusted(mix.mixture(frequencies), frequencies, normalized, gain)
 
     def recall(frequencies: Frequencies) -> Mixture:
         assert kept is not None
-        origin = [v for v in (mix.scales, *mix.orders, normalized) if isinstance(v, Tensor)]
+        origin = [v for v in (mix.scales, *mix.orders, normalized, gain) if isinstance(v, Tensor)]
         return Mixture(kept.terms(frequencies, mix.spacing, origin, lambda f: respond(f).terms), mix.mixing_weights)
 
     return spectral_filter(x, respond if kept is None else recall, normalized)
@@ -108,6 +113,7 @@ def tail_propagate_by_place(
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
     normalized: Tensor | None = None,
+    gain: Tensor | None = None,
 ) -> Tensor:
     """Y = sum_k w_k * IDCT(h_k * DCT(X)) with weights of every position, (B, K, H, W, C): the paper's future work.
 
@@ -117,18 +123,18 @@ def tail_propagate_by_place(
     _check_map(x)
     shared = [1 / weights.shape[1]] * weights.shape[1]
     mix = Mix.of(x, scales, shared, orders, spacing)
-    mean = None if normalized is None else _mean_of_normalized(x, normalized)
+    mean = _mean_apart(x, normalized, gain)
 
     def respond(frequencies: Frequencies) -> list[Mixture]:
-        alone = [Mixture((h,)) for h in mix.each_response(frequencies)]
-        return alone if normalized is None else [_without_mean(h, frequencies, normalized) for h in alone]
+        return [_adjusted(Mixture((h,)), frequencies, normalized, gain) for h in mix.each_response(frequencies)]
 
     # contiguous for the same reason as above
     *others, last = [branch.contiguous() for branch in spectral_branches(x if mean is None else x - mean, respond)]
     y = last
     for k, branch in enumerate(others):
         y = torch.addcmul(y, weights[:, k].to(x.dtype), branch - last)
-    return y if normalized is None or mean is None else y * normalizing_gain(y, normalized) + mean  # (B, H, W, C)
+    y = y if normalized is None else y * normalizing_gain(y, normalized)
+    return y if mean is None else y + mean  # (B, H, W, C)
 
 
 def tail_propagate_reference(
@@ -138,6 +144,7 @@ def tail_propagate_reference(
     orders: Tensor | Sequence[float] = (2.0, 1.0),
     spacing: float = 1.0,
     normalized: Tensor | None = None,
+    gain: Tensor | None = None,
 ) -> Tensor:
     """The same operator in its simplest form: a branch for each order, each with its own transform pair, mixed in space.
 
@@ -167,8 +174,9 @@ def tail_propagate_reference(
         for axis, basis in enumerate(bases, start=1):  # inverse DCT
             branch = torch.tensordot(branch, basis, dims=([axis], [0])).movedim(-1, axis)
         y = y + _over_map(shares[:, k], x.ndim - 2) * branch
+    mean = y.mean(_spatial(y), keepdim=True)
+    y = y if gain is None else mean + gain * (y - mean)
     if normalized is not None:
-        mean = y.mean(_spatial(y), keepdim=True)
         rms = ((y - mean).square().mean(_spatial(y), keepdim=True) + 1 / MAX_GAIN**2).sqrt()
         y = torch.where(normalized > 0, mean + (y - mean) / rms, y)
     return y.to(dtype)
@@ -235,12 +243,23 @@ class Mix(NamedTuple):
         return self.weights[:, :-1] if len(self.orders) > 1 else None
 
 
-def _mean_of_normalized(x: Tensor, normalized: Tensor) -> Tensor:
-    """The mean of normalized channels, (B, 1, 1, C), 0 for the others.
+def _mean_apart(x: Tensor, normalized: Tensor | None, gain: Tensor | None, by_kernel: bool = False) -> Tensor | None:
+    """The mean of each channel, (B, 1, 1, C), that goes around the transforms; None if all means go through them.
 
-    It goes around the transforms: half precision would leak it into other frequencies, where the gain is large.
+    That of normalized channels does, and in half precision that of all channels with a gain: rounding would leak it into other
+    frequencies, where the gain is large.
     """
-    return normalized.to(x.dtype) * x.mean(_spatial(x), keepdim=True)
+    if gain is not None and (by_kernel or x.dtype in (torch.float16, torch.bfloat16)):
+        return x.mean(_spatial(x), keepdim=True)
+    return None if normalized is None else normalized.to(x.dtype) * x.mean(_spatial(x), keepdim=True)
+
+
+def _adjusted(response: Mixture, frequencies: Frequencies, normalized: Tensor | None, gain: Tensor | None) -> Mixture:
+    """The response with gains, which leave the mean alone, and without the mean of normalized channels."""
+    if gain is not None:
+        factor = torch.where(frequencies.squared() == 0, 1.0, gain.to(response.terms[0].dtype))  # (1, n_1, .., n_d, C)
+        response = Mixture(tuple(term * factor for term in response.terms), response.weights)
+    return response if normalized is None else _without_mean(response, frequencies, normalized)
 
 
 def _without_mean(response: Mixture, frequencies: Frequencies, normalized: Tensor) -> Mixture:
