@@ -137,7 +137,7 @@ def test_gate_by_place_that_is_the_same_everywhere_is_the_usual_operator(setting
         module.gate_mlp.fc1.weight.zero_()
     weights = module.weights(x)
     assert weights.shape == (2, 2, 8, 5, 8)
-    expected = tail_propagate(x, module.scales(), weights[:, :, 0, 0], normalized=module.normalized)
+    expected = tail_propagate(x, module.scales(), weights[:, :, 0, 0], gain=module.gain())
     torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
 
 

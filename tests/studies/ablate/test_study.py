@@ -88,6 +88,15 @@ def test_mistakes_are_refused(values: dict[str, Any], message: str, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
+def test_chosen_variants_are_planned_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["ablate", str(write_study(tmp_path)), "--out", str(tmp_path / "out"), "--dry-run", "--variants"]
+    assert tailprop_cli.main([*command, "none"]) == 0
+    said = capsys.readouterr().out
+    assert "2 runs, 0 done, 2 to do" in said
+    assert "paper" not in said
+    assert_refused([*command, "non"], "the study has no variant 'non'; did you mean none?", capsys)
+
+
 def test_unknown_study_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(["ablate", "mixer", "--out", str(tmp_path)], "mixers", capsys)
     assert_refused(["ablate", "no.yaml", "--out", str(tmp_path)], "no study file no.yaml", capsys)

@@ -24,23 +24,25 @@ from tailprop.studies.ablate.study import Run, find_study, plan_runs, read_study
 from tailprop.studies.ablate.summary import write_summary
 from tailprop.utils.parsing import read_text
 from tailprop.utils.terminal import Console
-from tailprop.utils.text import printable, say
+from tailprop.utils.text import did_you_mean, printable, say
 
 _BETWEEN_FIGURES = 60.0  # seconds
 
 
 def run(options: Ablate) -> int:
     options.check()
-    runs = plan_runs(read_study(find_study(options.study), options.recipe, options.seeds), options.out)
+    study = read_study(find_study(options.study), options.recipe, options.seeds)
+    runs = plan_runs(study, options.out)
+    chosen = _of_variants(runs, options.variants or tuple(study.variants))
     table = Results(options.out, runs)
-    todo = [run for run in runs if run.name not in table.done]
+    todo = [run for run in chosen if run.name not in table.done]
     _check_folders(todo)
-    machine = machine_for(runs, options.jobs, options.threads)
+    machine = machine_for(chosen, options.jobs, options.threads)
     if options.dry_run:
-        print_plan(runs, table.done, machine)
+        print_plan(chosen, table.done, machine)
         return 0
     with _locked(options.out):
-        say(f"{len(runs)} runs, {len(table.done)} done, {len(todo)} to do, {machine}; {options.out}", flush=True)
+        say(f"{len(chosen)} runs, {len(chosen) - len(todo)} done, {len(todo)} to do, {machine}; {options.out}", flush=True)
         runner = Runner(todo, machine, table.add)
         try:
             runner.run()
@@ -48,6 +50,14 @@ def run(options: Ablate) -> int:
             table.write(figures=True)
     _report(options.out, runner.failures)
     return 1 if runner.failures else 0
+
+
+def _of_variants(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
+    known = list(dict.fromkeys(run.variant for run in runs))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"the study has no variant {name!r}; {did_you_mean(name, known)}")
+    return [run for run in runs if run.variant in names]
 
 
 def _check_folders(runs: Sequence[Run]) -> None:

@@ -67,6 +67,9 @@ def _finish(axes: "Axes") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")
+    low, high = axes.get_xlim()
+    if high - low < 1:  # a single epoch
+        axes.set_xlim(low - 0.5, high + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid()
 
@@ -100,33 +103,44 @@ def _draw_learned(logs: Logs, path: Path) -> None:
     for axes in panels.ravel():
         if not axes.lines:  # nothing of this kind is learned
             axes.remove()
-    set_title(figure, "median over channels, mean over seeds; dark: first layers, bright: last layers")
+    set_title(figure, "median and range over channels, mean over seeds; dark: first layers, bright: last layers")
     save_figure(figure, path)
 
 
 def _draw_quantities(axes: "Axes", seeds: Sequence[Epochs], kinds: Sequence[str]) -> None:
     from matplotlib import colormaps
 
-    curves = _learned_curves(seeds, kinds)
+    low, curves, high = (_learned_curves(seeds, kinds, which) for which in range(3))
     modules = list(dict.fromkeys(module for module, _ in curves))
     names = list(dict.fromkeys(name for _, name in curves))
     for (module, name), (x, y) in curves.items():
         color = colormaps["viridis"](0.9 * modules.index(module) / max(1, len(modules) - 1))
         label = name if module == modules[0] else None
-        axes.plot(x, y, _STYLES[names.index(name) % len(_STYLES)], color=color, label=label, linewidth=1)
+        axes.plot(
+            x,
+            y,
+            _STYLES[names.index(name) % len(_STYLES)],
+            color=color,
+            label=label,
+            linewidth=1,
+            marker="." if len(x) == 1 else None,
+        )
+        for _, edge in (low[module, name], high[module, name]):
+            if edge != y:  # one value for all channels
+                axes.plot(x, edge, _STYLES[names.index(name) % len(_STYLES)], color=color, linewidth=0.5, alpha=0.5)
     _finish(axes)
     if curves:
         axes.legend(fontsize="small")
 
 
-def _learned_curves(seeds: Sequence[Epochs], kinds: Sequence[str]) -> dict[tuple[str, str], Curve]:
-    """Medians by epoch, averaged over seeds, of each quantity of each layer."""
+def _learned_curves(seeds: Sequence[Epochs], kinds: Sequence[str], which: int) -> dict[tuple[str, str], Curve]:
+    """Minimum (0), median (1) or maximum (2) by epoch, averaged over seeds, of each quantity of each layer."""
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in (row for epochs in seeds for row in epochs):
         for module, values in (row.get("learned") or {}).items():
-            for name, (_, median, _) in values.items():
+            for name, spread in values.items():
                 if name.partition("_")[0] in kinds:
-                    found.setdefault((module, name), []).append((row["epoch"], median))
+                    found.setdefault((module, name), []).append((row["epoch"], spread[which]))
     curves = {}
     for key, points in found.items():
         at = _by_epoch(points)

@@ -21,6 +21,8 @@ class Ablate:
     """Folder for runs, tables and figures."""
     recipe: tuple[str, ...] = ()
     """Recipes, instead of those of the study."""
+    variants: tuple[str, ...] = ()
+    """Train these variants of the study alone."""
     seeds: tuple[int, ...] = ()
     """Seeds, instead of those of the study."""
     jobs: int = 0

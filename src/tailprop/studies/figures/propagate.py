@@ -111,7 +111,7 @@ def spread(layer: Layer, mixed: Mixed, source: tuple[int, int], side: int) -> Ar
     operator, scales = layer.operator, layer.scales
     x = torch.zeros(1, side, side, scales.shape[1], dtype=torch.float64)
     x[0, source[0], source[1]] = 1.0
-    y = tail_propagate(x, scales, mixed.weights, mixed.orders, operator.spacing_of(x))  # before normalization
+    y = tail_propagate(x, scales, mixed.weights, mixed.orders, operator.spacing_of(x))  # without gains and normalization
     return y[0].mean(-1).numpy()
 
 
