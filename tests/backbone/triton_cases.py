@@ -61,7 +61,7 @@ def test_kernel_matches_the_reference(name: str, shape: tuple[int, ...], launche
     with tail_kernel("triton"):
         fast = module(x)
     slow = reference(module, x)
-    assert relative_error(fast, slow) <= 1e-6
+    assert relative_error(fast, slow) <= (1e-6 if module.log_gain is None else 3e-6)  # the gain is applied after the kernel
 
     inputs = [x, *module.parameters()]
     for ours, theirs in zip(gradients(fast, inputs), gradients(slow, inputs), strict=True):
