@@ -117,11 +117,12 @@ def export_openvino(item: Exportable, out: Path) -> float:
     with TemporaryDirectory() as folder:
         graph = Path(folder, "model.onnx")
         export_onnx(item, graph)
-        model = openvino.convert_model(graph)
-        model.set_rt_info(item.about.to_json(), [KEY])
         converted = Path(folder, "converted", out.name)
-        openvino.save_model(model, converted, compress_to_fp16=False)
-        compiled = openvino.Core().compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        with _explained(item, "OpenVINO"):
+            model = openvino.convert_model(graph)
+            model.set_rt_info(item.about.to_json(), [KEY])
+            openvino.save_model(model, converted, compress_to_fp16=False)
+            compiled = openvino.Core().compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
         def run(x: Tensor) -> Any:
             found = compiled(x.numpy())
@@ -185,7 +186,13 @@ def _explained(item: Exportable, what: str) -> Iterator[None]:
         while cause.__cause__ is not None:  # the exporter wraps the reason several times
             cause = cause.__cause__
         name = item.about.architecture
-        raise ValueError(f"{name} cannot be exported: {what} failed ({printable(first_line(cause))[:300]})") from None
+        raise ValueError(f"{name} cannot be exported: {what} failed ({_reason(cause)})") from None
+
+
+def _reason(error: BaseException) -> str:
+    """What an exporter says is wrong; OpenVINO says where in its source first."""
+    lines = [line for line in str(error).splitlines() if line and not line.startswith(("Exception from", "Check '"))]
+    return printable(lines[0] if lines else first_line(error))[:300]
 
 
 @contextlib.contextmanager
