@@ -1,6 +1,7 @@
 """The Run page, and the numbers behind it."""
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -135,3 +136,35 @@ def test_page_follows_a_run_and_compares(watched: Watched, app_runs: Path) -> No
         watched.until("() => [...document.querySelectorAll('#run-pictures img')].some(i => i.complete && i.naturalWidth > 100)")
     finally:
         shutil.rmtree(folder)
+
+
+def test_damaged_folders_hide_no_others(copied: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("link", "loop", "pipe", "folder", "bytes", "nested", "bomb", "unreadable"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link" / "config.yaml").symlink_to("nowhere")
+    (tmp_path / "loop" / "config.yaml").symlink_to("config.yaml")
+    os.mkfifo(tmp_path / "pipe" / "config.yaml")
+    (tmp_path / "folder" / "config.yaml").mkdir()
+    (tmp_path / "bytes" / "config.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "nested" / "config.yaml").write_text("[" * 5000)
+    (tmp_path / "bomb" / "config.yaml").write_text("a: &a [1, 1]\nb: &b [*a, *a, *b]\n")
+    (tmp_path / "unreadable" / "config.yaml").write_text("x")
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:  # permissions do not stop root
+        if path.parent.name == "unreadable":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert [row["name"] for row in listing(Library((), tmp_path)) if not row["shipped"]] == [copied.name]
+
+
+def test_corrupt_shipped_weights_hide_no_others(copied: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = tmp_path / "shipped"
+    for name in ("a", "b"):
+        (shipped / name).mkdir(parents=True)
+        shutil.copy(copied.path / "model.safetensors", shipped / name)
+    (shipped / "a" / "model.safetensors").write_bytes(b"damaged")
+    monkeypatch.setattr("tailprop.app.library.SHIPPED", shipped)
+    assert [row["name"] for row in listing(Library((), tmp_path / "none")) if row["shipped"]] == ["b"]

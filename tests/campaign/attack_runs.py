@@ -191,7 +191,7 @@ def look_for_leaks(subject: Subject, rng: Random, work: Path) -> Iterator[Verdic
         assert after[:2] == before[:2], f"descriptors and /dev/shm: {before[:2]} became {after[:2]}"
         assert after[2] - before[2] < 40e6, f"memory grew by {(after[2] - before[2]) / 1e6:.0f} MB over 60 images"
 
-    yield from attempt([(f"leaks of {subject.task}", predict_many)], seconds=600)
+    yield from attempt([(f"leaks of {subject.task}", predict_many)])
     shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
     started = start([*subject.train(work / "run"), "--data.workers", "2", "--optim.epochs", str(EPOCHS)], subject.home)
     early, late = _observe(started, work / "run")

@@ -25,7 +25,7 @@ __all__ = ["Done", "Started", "attempt", "is_running", "run", "start", "stop", "
 Limits = Mapping[int, int]  # of resources, such as RLIMIT_FSIZE
 NO_LIMITS: Final[Limits] = {}
 PRINTED = 1 << 20  # bytes; the most a pipe holds for everybody
-TIMEOUT = 400.0  # seconds; longer is a hang, also on a busy machine
+TIMEOUT = 900.0  # seconds; longer is a hang, also on a machine with twenty other programs
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def run(args: Sequence[str], cwd: Path, ranks: int = 1, limits: Limits = NO_LIMI
 
 
 def attempt(
-    tries: Sequence[tuple[str, Callable[[], object]]], named: Sequence[str] = (), seconds: float = 200.0
+    tries: Sequence[tuple[str, Callable[[], object]]], named: Sequence[str] = (), seconds: float = TIMEOUT
 ) -> list[Verdict]:
     """The verdicts on functions that are called one after the other in a forked process.
 

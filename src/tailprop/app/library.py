@@ -94,9 +94,8 @@ class Library:
         return list(found.values())
 
     def _below(self) -> Iterator[Entry]:
-        folders = sorted(_run_folders(self.runs), key=lambda path: -(path / "config.yaml").stat().st_mtime)
-        for folder in folders[:_MOST_RUNS]:
-            task = find_task_name(folder, "classify")
+        for folder in sorted(_run_folders(self.runs), key=_newest_first)[:_MOST_RUNS]:
+            task = _task_of(folder)
             if task is not None:
                 yield Entry(str(folder.relative_to(self.runs)) if folder != self.runs else folder.name, folder, task)
 
@@ -121,6 +120,21 @@ class Library:
             return kept
 
 
+def _newest_first(folder: Path) -> float:
+    try:
+        return -(folder / "config.yaml").stat().st_mtime
+    except OSError:  # a link that leads nowhere, or it was removed meanwhile
+        return 0.0
+
+
+def _task_of(folder: Path) -> str | None:
+    """The task of a run; None if it has none. A folder that cannot be read does not hide the others."""
+    try:
+        return find_task_name(folder, "classify")
+    except (ValueError, OSError):
+        return None
+
+
 def _named(given: str) -> list[Entry]:
     """The run or the weights of this name, or the runs that match a pattern."""
     if Path(given).exists() or not set("*?[") & set(given):
@@ -143,7 +157,7 @@ def _entry(path: Path, name: str) -> Entry:
 
 def _shipped() -> Iterator[Entry]:
     for weights in sorted(SHIPPED.glob(f"*/{WEIGHTS[0]}")):
-        if (task := find_task_name(weights, "classify")) is not None:
+        if (task := _task_of(weights)) is not None:
             yield Entry(weights.parent.name, weights.parent, task, is_shipped=True)
 
 
