@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tailprop.engine.export import save_checked
 from tailprop.engine.exported import KEY, Description, InputSpec, OnnxModel, describe_exported, is_exported, read_description
 from tailprop.engine.onnx_file import read_onnx_metadata
 
@@ -91,6 +92,25 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"model\.onnx") as caught:
             read_description(path)
         assert "\n" not in str(caught.value)
+
+
+def test_flipped_bit_is_refused(tmp_path: Path) -> None:
+    """In every byte: only one in the marker of the hash is not noticed, and it changes nothing else."""
+    path, unsealed = tmp_path / "model.onnx", write(tmp_path / "unsealed.onnx").read_bytes()
+    save_checked(path, "model.onnx", lambda part: part.write_bytes(unsealed), lambda _: 0.0)
+    onnx.checker.check_model(onnx.load(path))
+    assert OnnxModel(path, threads=1).about == ABOUT
+    whole, passed, messages = path.read_bytes(), [], []
+    assert whole.startswith(unsealed)
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        try:
+            assert read_description(path) == ABOUT
+            passed.append(place)
+        except ValueError as error:
+            messages.append(str(error))
+    assert all("model.onnx" in message and "\n" not in message for message in messages)
+    assert all(len(unsealed) <= place < len(whole) - 64 for place in passed)
 
 
 def test_file_without_description_is_refused(tmp_path: Path) -> None:

@@ -18,14 +18,16 @@ READ_DIRECTLY = {
     "data/formats/label_maps.py": 1,
     "data/splits.py": 1,
     "engine/integrity.py": 3,
-    "engine/run_folder.py": 1,
+    "engine/onnx_file.py": 1,
+    "engine/quantize.py": 1,
+    "engine/run_folder.py": 2,
     "runtime/distributed.py": 1,
     "runtime/load.py": 1,
     "runtime/memory.py": 1,
     "runtime/provenance.py": 1,
     "studies/ablate/runner.py": 1,
     "studies/robustness.py": 1,
-    "tasks/segment/predict.py": 1,
+    "tasks/segment/report.py": 1,
     "utils/parsing.py": 1,
 }
 WRITERS = ("save", "savefig", "save_file", "to_parquet", "write_bytes", "write_text")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tailprop.engine.exported import KEY, Description, OnnxModel
+from tailprop.engine.onnx_file import seal_onnx
 from tailprop.utils.errors import first_line, missing_memory
 from tailprop.utils.files import make_folder, write_atomically
 from tailprop.utils.text import printable
@@ -141,6 +142,8 @@ def save_checked(out: Path, name: str, write: Callable[[Path], object], check: C
     with TemporaryDirectory() as folder:
         path = Path(folder, name)
         write(path)
+        if path.suffix == ".onnx":
+            seal_onnx(path)
         error = check(path)
         _copy(path, out)
     return error

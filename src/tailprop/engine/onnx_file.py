@@ -2,20 +2,26 @@
 
 An ONNX file is a protocol buffer: fields of a number, a kind and a value, nested. Two things are read: the metadata, which are
 text, and whether a tensor is stored in another file, which an untrusted file could use to name any file of the machine.
+
+The last entry of the metadata is the SHA-256 of all bytes before it: a flipped bit in the weights would be another answer.
 """
 
+import hashlib
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tailprop.utils.files import explain_write_errors
 from tailprop.utils.text import excerpt
 
-__all__ = ["read_onnx_metadata"]
+__all__ = ["read_onnx_metadata", "seal_onnx"]
 
 _MOST_FIELDS: Final = 3_000_000  # of the graph; a network of a thousand layers has some ten thousand
 _MOST_TEXT: Final = 1 << 25  # bytes of metadata
 _DEEPEST: Final = 24  # graphs within graphs
+_SEAL: Final = b"\x72\x4a\x0a\x06sha256\x12\x40"  # a metadata entry of 74 bytes: the key sha256, and a value of 64 bytes
+_SEAL_SIZE: Final = len(_SEAL) + 64
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # Fields of ModelProto, and of the messages on the way to a TensorProto: number of the field: kind of message.
 _METADATA: Final = 14
@@ -39,7 +45,22 @@ def read_onnx_metadata(path: Path) -> dict[str, str]:
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is not an ONNX file: it is empty")
     with path.open("rb") as file:  # the map is closed when nothing refers to it: an error message may keep a part of it
-        return _Reader(path).read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        _check_seal(path, whole)
+        return _Reader(path).read(whole)
+
+
+def seal_onnx(path: Path) -> None:
+    """Append the hash of an ONNX file to its metadata: parts of a protocol buffer may come in any order."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with explain_write_errors(path), path.open("ab") as file:
+        file.write(_SEAL + digest.encode())
+
+
+def _check_seal(path: Path, whole: memoryview) -> None:
+    """Raise if a file was damaged since it was written; files without a hash pass."""
+    if bytes(whole[-_SEAL_SIZE:-64]) == _SEAL and hashlib.sha256(whole[:-_SEAL_SIZE]).hexdigest().encode() != whole[-64:]:
+        raise ValueError(f"{path} is corrupt (its SHA-256 does not match)")
 
 
 class _Reader:

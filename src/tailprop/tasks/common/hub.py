@@ -21,7 +21,7 @@ from tailprop.engine.config import ModelConfig
 from tailprop.engine.run_settings import find_weights
 from tailprop.tasks.common.models import check_model, model_arguments
 from tailprop.utils.errors import first_line
-from tailprop.utils.parsing import parse_json
+from tailprop.utils.parsing import parse_json, read_bytes
 from tailprop.utils.text import listed, printable, say
 
 __all__ = ["HUB", "TIMM", "backbone_config", "download", "initial_state", "read_hub_config", "timm_config"]
@@ -98,7 +98,7 @@ def crop_pct(size_px: int, resize_px: int) -> float:
 def read_hub_config(folder: Path) -> dict[str, Any]:
     """The config.json in a folder; empty if there is none."""
     path = folder / "config.json"
-    found = parse_json(path.read_bytes(), path) if path.is_file() else {}
+    found = parse_json(read_bytes(path), path) if path.is_file() else {}
     return found if isinstance(found, dict) else {}
 
 
