@@ -1,5 +1,7 @@
 """Settings, recipes, and error messages of the command line about them."""
 
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from PIL import Image
 
 import tailprop_cli
 from tailprop.engine.optim import build_optimizer, build_schedule
+from tailprop.engine.options import parse_options
 from tailprop.engine.recipes import find_recipe, read_recipe, recipe_names
 from tailprop.engine.settings import build, config_hash, to_dict
 from tailprop.tasks import find_spec
@@ -248,3 +251,19 @@ def test_recipe_values_that_mean_nothing(
     Path("r.yaml").write_text(text)
     assert_refused(["train", "r.yaml", "--data.source", "digits"], message, capsys)
     assert {path.name for path in tmp_path.iterdir()} == {"r.yaml"}
+
+
+def test_every_check_of_settings_and_options_looks_at_the_numbers() -> None:
+    """Each by itself: settings also come from Python, and options also belong to commands without settings."""
+    config = load("digits")
+    with pytest.raises(ValueError, match=r"optim\.lr must be finite, got inf"):
+        replace(config, optim=replace(config.optim, lr=math.inf)).check()
+    with pytest.raises(ValueError, match=r"size must be finite, got nan"):
+        parse_options(_Options, ["--size", "nan"], "x")
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Options of a command."""
+
+    size: float = 1.0

@@ -19,6 +19,7 @@ import tailprop_cli
 from tailprop.engine import checkpoint
 from tailprop.engine.integrity import UNSEALED, check_all_finite, check_intact, is_intact, seal
 from tailprop.engine.run_folder import RunFolder
+from tailprop.engine.run_settings import read_metadata
 from tailprop.engine.train_state import TrainState
 from tailprop.engine.trainer import Trainer
 from tests.helpers.runs import assert_refused, assert_same_run, stop_after, write_recipe
@@ -53,6 +54,23 @@ def test_flipped_bit_in_weights_is_refused(name: str, which: int, run: Path, cap
     flip(run / name, which)
     assert not is_intact(run / name)
     assert_refused(["eval", str(run / name)], f"{name} is corrupt (", capsys)
+
+
+def test_every_reader_verifies_by_itself(tmp_path: Path) -> None:
+    """Commands look for intact weights first; a function that is given a file does so, too."""
+    state = {"x": torch.arange(1000.0)}
+    checkpoint.save(tmp_path / "a.pt", {"model": state})
+    checkpoint.save_tensors(tmp_path / "a.safetensors", state, {"classes": "cat"})
+    for name, readers in (
+        ("a.pt", [checkpoint.read_checkpoint]),
+        ("a.safetensors", [checkpoint.read_checkpoint, read_metadata]),
+    ):
+        for reader in readers:
+            reader(tmp_path / name)
+        flip(tmp_path / name)
+        for reader in readers:
+            with pytest.raises(ValueError, match=f"{name} is corrupt"):
+                reader(tmp_path / name)
 
 
 def test_flipped_bit_in_a_class_name_is_refused(run: Path) -> None:

@@ -20,7 +20,7 @@ READ_DIRECTLY = {
     "engine/integrity.py": 3,
     "engine/onnx_file.py": 1,
     "engine/quantize.py": 1,
-    "engine/run_folder.py": 2,
+    "engine/run_folder.py": 1,
     "runtime/distributed.py": 1,
     "runtime/load.py": 1,
     "runtime/memory.py": 1,

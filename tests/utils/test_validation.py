@@ -32,13 +32,15 @@ def test_results_do_not_replace_weights(tmp_path: Path) -> None:
 
 
 def test_results_do_not_replace_files_of_a_run_under_any_name(tmp_path: Path) -> None:
-    for name in ("manifest.json", "history.csv", "coco_results.json", "coco_results.json.sha256", "launch.txt"):
+    for name in ("manifest.json", "config.json", "history.csv", "coco_results.json", "coco_results.json.sha256", "launch.txt"):
         (tmp_path / name).touch()
     check_output_file("--out", tmp_path / "manifest.json")  # of something else
     (tmp_path / "config.yaml").touch()
     (tmp_path / "eval.json").touch()
     check_output_file("--out", tmp_path / "eval.json")
-    for number, name in enumerate(("manifest.json", "history.csv", "coco_results.json", "coco_results.json.sha256")):
+    for number, name in enumerate(
+        ("manifest.json", "config.json", "history.csv", "coco_results.json", "coco_results.json.sha256")
+    ):
         (tmp_path / f"{number}.json").symlink_to(name)
         for path in (tmp_path / name, tmp_path / f"{number}.json"):
             with pytest.raises(ValueError, match=r"would be replaced; results do not replace"):

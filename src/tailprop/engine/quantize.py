@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from tailprop.engine.exported import KEY, Description
+from tailprop.utils.files import explain_write_errors
 
 __all__ = ["quantize"]
 
@@ -32,7 +33,8 @@ def quantize(source: Path, target: Path, about: Description, inputs: Iterator[Te
         raise ValueError(f"{about.architecture} has no products with stored weights, so there is nothing to quantise")
     with TemporaryDirectory() as folder, _quiet():
         prepared, result = Path(folder, "prepared.onnx"), Path(folder, "int8.onnx")
-        onnx.save(model, prepared)
+        with explain_write_errors(prepared):
+            onnx.save(model, prepared)
         quantize_static(
             prepared,
             result,
@@ -49,7 +51,8 @@ def quantize(source: Path, target: Path, about: Description, inputs: Iterator[Te
         quantised = onnx.load(result)
     del quantised.metadata_props[:]
     onnx.helper.set_model_props(quantised, {KEY: about.to_json()})
-    onnx.save(quantised, target)
+    with explain_write_errors(target):
+        onnx.save(quantised, target)
     return len(names)
 
 

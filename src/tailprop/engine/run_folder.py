@@ -181,7 +181,7 @@ class RunFolder:
     def has_hub_config(self) -> bool:
         """Whether config.json is there and intact."""
         try:
-            found = parse_json(self.hub.read_bytes(), self.hub)
+            found = parse_json(read_bytes(self.hub), self.hub)
             return bool(found.pop(_HUB_HASH) == config_hash(found))
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return False

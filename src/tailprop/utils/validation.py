@@ -7,7 +7,7 @@ from typing import Final
 # What a result never replaces: weights, settings and logs by their suffix, other files of a run by their name, and whatever has
 # its hash beside it.
 KEPT: Final = (".pt", ".pth", ".safetensors", ".onnx", ".yaml", ".yml", ".jsonl", ".sha256")
-_OF_A_RUN: Final = ("manifest.json", "history.csv", "launch.txt")
+_OF_A_RUN: Final = ("manifest.json", "config.json", "history.csv", "launch.txt")
 __all__ = ["check_at_least", "check_between", "check_choice", "check_output_file", "check_output_folder"]
 
 

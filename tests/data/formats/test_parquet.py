@@ -19,7 +19,8 @@ from PIL import Image
 import tailprop_cli
 from tailprop.data.formats.parquet import Parquet, _paths
 from tailprop.data.formats.parquet_guard import check_shards
-from tailprop.data.formats.parquet_pages import BinaryColumn, _opened, _unpack, can_read
+from tailprop.data.formats.parquet_headers import Page
+from tailprop.data.formats.parquet_pages import BinaryColumn, Chunk, _fits, _opened, _unpack, can_read
 from tests.helpers.folders import folder_recipe, jpeg, make_snapshot
 
 
@@ -384,3 +385,13 @@ def test_text_labels_raise(tmp_path: Path) -> None:
 
 def pixel(encoded: bytes) -> Any:
     return Image.open(io.BytesIO(encoded)).convert("RGB").getpixel((3, 3))
+
+
+def test_sizes_in_a_page_header_are_within_its_column() -> None:
+    """Memory is allocated by them, and a damaged footer may allow a column any size."""
+    page = Page(kind=0, rows=3, encoding=0, offset=0, size=10, unpacked_size=12, levels=None, is_packed=True)
+    chunk = Chunk(rows=3, offset=0, end=100, unpacked_size=2**60, codec=None)
+    assert _fits(page, chunk)
+    for wrong in (dict(unpacked_size=2**31), dict(size=-1), dict(levels=-1), dict(levels=13), dict(rows=4), dict(rows=-1)):
+        assert not _fits(page._replace(**wrong), chunk)
+    assert not _fits(page, chunk._replace(unpacked_size=11))
