@@ -178,6 +178,9 @@ def test_decay_of_an_impulse_is_the_closed_form(tmp_path: Path) -> None:
         shown = [float(row["response"]) for row in own][: len(near)]
         assert shown == pytest.approx(expected, rel=0.1, abs=2e-3)
         assert [float(row["closed_form"]) for row in own][: len(near)] == pytest.approx(expected, rel=0.03)
+    for axes, lam in zip(picture.figure.axes, (0.0, 0.25, 0.5, 0.75, 1.0), strict=False):
+        y = np.abs(reflected(SIDE, (SIDE // 2, SIDE // 2), lam))
+        assert axes.get_title() == f"\u03bb = {lam:g}\n{100 * y.max() / y.sum():.1f} % at the source"
 
 
 def test_sources_keep_their_sum_and_fall_with_distance(tmp_path: Path) -> None:
@@ -198,13 +201,13 @@ def test_sources_keep_their_sum_and_fall_with_distance(tmp_path: Path) -> None:
         assert float(row["opposite_over_peak"]) == pytest.approx(abs(y[32 - at[0], 32 - at[1]]) / y.max(), rel=1e-3, abs=1e-9)
 
 
-def reflected(side: int, source: tuple[int, int], lam: float) -> np.ndarray:
+def reflected(side: int, source: tuple[int, int], lam: float, k_g: float = 4.0, k_c: float = 3.0) -> np.ndarray:
     """The operator with SciPy's cosine transform."""
     x = np.zeros((side, side))
     x[source] = 1
     w = np.pi * np.arange(side) / side
     root = np.hypot(w[:, None], w)
-    response = lam * np.exp(-4 * root**2) + (1 - lam) * np.exp(-3 * root)
+    response = lam * np.exp(-k_g * root**2) + (1 - lam) * np.exp(-k_c * root)
     return np.asarray(scipy.fft.idctn(response * scipy.fft.dctn(x, norm="ortho"), norm="ortho"))
 
 
@@ -241,13 +244,13 @@ def test_share_beyond_a_distance() -> None:
 
 
 def test_complexity_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(complexity, "SIDES", (4, 6, 8, 10))
+    monkeypatch.setattr(complexity, "SIDES", (2, 4, 6, 8, 10))
     picture = only(complexity.draw(inputs_of(), nothing))
-    assert len(picture.rows) == 16
+    assert len(picture.rows) == 20
     for axes, name in zip(picture.figure.axes, ("seconds", "peak_bytes"), strict=True):
         for line, label in zip(axes.lines[:4], complexity.MIXERS, strict=True):
             own = [row for row in picture.rows if row["mixer"] == label]
-            n, cost = (np.log([float(row[key]) for row in own]) for key in ("tokens", name))
+            n, cost = (np.log([float(row[key]) for row in own[1:]]) for key in ("tokens", name))  # the four largest
             slope = ((n - n.mean()) * (cost - cost.mean())).sum() / ((n - n.mean()) ** 2).sum()
             assert f"$N^{{{slope:.2f}}}$" in str(line.get_label())
     monkeypatch.setattr(kernels, "FRAMES", 2)
@@ -259,6 +262,18 @@ def test_complexity_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             assert gaussian == pytest.approx(math.exp(-x * x / 32) / (32 * math.pi), rel=2e-3)
             assert cauchy == pytest.approx(2 / math.pi / (16 + x * x) ** 1.5, rel=2e-4)
+
+
+def test_frames_of_the_animation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact operator with a standard deviation and a half-width of 4, from Cauchy to Gaussian."""
+    monkeypatch.setattr(kernels, "FRAMES", 3)
+    monkeypatch.setattr(kernels, "SIDE", 33)
+    drawn: list[tuple[float, np.ndarray]] = []
+    monkeypatch.setattr(kernels._Scene, "frame", lambda _scene, y, lam: drawn.append((lam, y)))
+    kernels.kernel_frames()
+    assert [lam for lam, _ in drawn] == [0.0, 0.5, 1.0]
+    for lam, y in drawn:
+        assert y == pytest.approx(reflected(33, (16, 16), lam, k_g=8.0, k_c=4.0), abs=1e-9)
 
 
 def test_restorers_see_what_their_run_degraded() -> None:
