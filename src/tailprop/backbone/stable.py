@@ -83,7 +83,9 @@ def tail_propagate(
     deviations = x if mean is None else x - mean
     if by_kernel:
         y = tail_triton.propagate(deviations, mix, normalized, _by_products)
-        y = y if gain is None else y * gain.to(y.dtype)
+        if gain is not None:
+            left = gain if normalized is None else torch.where(normalized > 0, 1.0, gain)  # normalization cancels gains
+            y = y * left.to(y.dtype)
     else:
         y = _by_products(deviations, mix, normalized, gain, kept)
     # contiguous already, except in an exported graph, whose sizes must not decide on the layout of a sum
