@@ -7,7 +7,7 @@ import torch
 
 import tailprop_cli
 from tailprop.backbone.cost import count_macs, count_parameters, create_on_meta
-from tailprop.backbone.registry import SIZES
+from tailprop.backbone.registry import LITE, SIZES
 from tailprop.engine.config import ModelConfig
 from tailprop.tasks.detect.bench import PAPER_GMACS
 from tailprop.tasks.detect.config import DetectorConfig
@@ -31,7 +31,7 @@ def test_length() -> None:
 
 def test_cost_table_is_current() -> None:
     rows = re.findall(r"\| `(tailprop_\w+)` \| ([\d.]+) M \| ([\d.]+) \|", README)
-    assert {name for name, _, _ in rows} == {f"tailprop_{size}" for size in SIZES}
+    assert {name for name, _, _ in rows} == {*(f"tailprop_{size}" for size in SIZES), *LITE}
     for name, params, gmacs in rows:
         model = create_on_meta(name)
         assert float(params) == pytest.approx(count_parameters(model) / 1e6, abs=0.05)

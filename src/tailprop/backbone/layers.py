@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import torch
 import torch.fx
-from timm.layers import DropPath
+from timm.layers import DropPath, trunc_normal_
 from torch import Tensor, nn
 
-from .linear import Linear
+from .linear import Linear, linear_gelu
 
-__all__ = ["MLP", "StochasticDepth", "in_slices", "is_captured", "is_hooked", "to_nchw", "to_nhwc"]
+__all__ = ["MLP", "StochasticDepth", "in_slices", "init_module", "is_captured", "is_hooked", "to_nchw", "to_nhwc"]
 
 _GLOBAL_HOOKS: Final = (
     "_global_forward_hooks",
@@ -91,7 +91,7 @@ class MLP(nn.Module):
         return in_slices(self._forward, x, self.ratio, self, lead=3)
 
     def _forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.fc1(x)))
+        return self.fc2(linear_gelu(self.fc1, self.act, x))
 
 
 class StochasticDepth(nn.Module):
@@ -123,3 +123,13 @@ class StochasticDepth(nn.Module):
             kept, weight = kept.new_zeros(1), 0.0
         kept = kept.to(x.device, non_blocking=True)
         return x.index_add(0, kept, branch(x[kept]).to(x.dtype), alpha=weight)
+
+
+def init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
+    """Linears as in vHeat (truncated normal, 0.02); other modules by their own `reset_parameters`."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif callable(reset := getattr(module, "reset_parameters", None)):
+        reset()

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ._checks import check_at_least, check_choice
 from .capture import sharing_constants
-from .layers import MLP, StochasticDepth, in_slices, to_nchw, to_nhwc
+from .fused import FusedTPOLayer
+from .layers import MLP, StochasticDepth, in_slices, init_module, to_nchw, to_nhwc
 from .linear import Linear
 from .mixers import build_mixer, resample_embedding
 
@@ -92,6 +93,7 @@ class TPOLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.post_norm, self.layer_scale = post_norm, layer_scale
+        self.growth = mlp_ratio  # size of the MLP's hidden layer over that of the map
         self.norm1 = nn.LayerNorm(dim, **dd)
         self.block = TPOBlock(dim, mixer, dilation, **dd)
         self.norm2 = nn.LayerNorm(dim, **dd)
@@ -117,6 +119,10 @@ class TPOLayer(nn.Module):
         y = self.norm2(self.mlp(x)) if self.post_norm else self.mlp(self.norm2(x))
         return y if self.gamma2 is None else self.gamma2 * y
 
+    def fuse(self) -> nn.Module:
+        """The same for inference (`fused`), where that is known."""
+        return FusedTPOLayer(self) if FusedTPOLayer.takes(self) else self
+
 
 class TPOStage(nn.Module):
     """Downsampling (none in the first stage), then layers at one resolution."""
@@ -124,14 +130,14 @@ class TPOStage(nn.Module):
     def __init__(
         self,
         dim: int,
-        layers: Sequence[TPOLayer],
-        downsample: Downsample | None = None,
+        layers: Sequence[nn.Module],
+        downsample: nn.Module | None = None,
         embedding_size: tuple[int, int] | None = None,
         **dd: Any,
     ) -> None:
         super().__init__()
         self.grad_checkpointing = False
-        self.growth = layers[0].mlp.ratio  # size of the MLP's hidden layer over that of the map
+        self.growth = float(layers[0].growth)  # type: ignore[arg-type]
         self.downsample = downsample if downsample is not None else nn.Identity()
         self.freq_embed = nn.Parameter(torch.empty(*embedding_size, dim, **dd)) if embedding_size else None
         self.layers = nn.ModuleList(layers)
@@ -175,6 +181,11 @@ class TailProp(nn.Module):
             resampled for others). The parameters of the other mixers do not depend on the image size.
     """
 
+    stem_type: type[nn.Module] = Stem
+    downsample_type: type[nn.Module] = Downsample
+    layer_type: type[nn.Module] = TPOLayer
+    first_propagating: int = 0  # stages before this one have no mixer
+
     def __init__(
         self,
         in_chans: int = 3,
@@ -205,22 +216,22 @@ class TailProp(nn.Module):
             for i, (dim, stride) in enumerate(zip(dims, strides, strict=True))
         ]
 
-        self.stem = Stem(in_chans, dims[0], **dd)
+        self.stem = self.stem_type(in_chans, dims[0], **dd)
         stages = []
         for i, rates in enumerate(calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)):
-            dim, dilation = dims[i], 4 * 2**i // strides[i]
-            usual_size = _map_size(img_size, 4 * 2**i)
-            mixers = [build_mixer(mixer, dim, usual_size, **(mixer_args or {}), **dd) for _ in rates]
-            for m in mixers:
-                m.spacing = 1 / dilation  # without downsampling the map is finer: the scales keep their meaning as distances
+            dim, dilation, usual_size = dims[i], 4 * 2**i // strides[i], _map_size(img_size, 4 * 2**i)
+            kind, settings = (mixer, mixer_args or {}) if i >= self.first_propagating else ("identity", {})
+            mixers = [build_mixer(kind, dim, usual_size, **settings, **dd) for _ in rates]
+            for m in mixers:  # without downsampling the map is finer: the scales keep their meaning as distances
+                m.spacing = 1 / dilation
             layers = [
-                TPOLayer(dim, m, mlp_ratio, post_norm, layer_scale, rate, dilation, **dd)
+                self.layer_type(dim, m, mlp_ratio, post_norm, layer_scale, rate, dilation, **dd)
                 for m, rate in zip(mixers, rates, strict=True)
             ]
             downsample = None
             if i:
                 before = 4 * 2 ** (i - 1) // strides[i - 1]
-                downsample = Downsample(dims[i - 1], dim, strides[i] // strides[i - 1], before, **dd)
+                downsample = self.downsample_type(dims[i - 1], dim, strides[i] // strides[i - 1], before, **dd)
             embedding_size = _map_size(img_size, strides[i]) if mixers[0].needs_frequency_embedding else None
             stages.append(TPOStage(dim, layers, downsample, embedding_size, **dd))
         self.stages = nn.Sequential(*stages)
@@ -270,7 +281,7 @@ class TailProp(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         _check_num_classes(num_classes)
         self.num_classes = num_classes
-        weight = self.stem.conv1.weight
+        weight = next(self.stem.parameters())
         self.head.reset(num_classes, global_pool, device=weight.device, dtype=weight.dtype)
 
     def forward_intermediates(
@@ -379,13 +390,3 @@ def _map_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int
     h, w = (img_size, img_size) if isinstance(img_size, int) else img_size
     check_at_least("img_size", min(h, w), MIN_SIZE_PX)
     return -(-h // reduction), -(-w // reduction)
-
-
-def init_module(module: nn.Module, name: str = "") -> None:  # noqa: ARG001 - timm passes the name
-    """Linears as in vHeat (truncated normal, 0.02); other modules by their own `reset_parameters`."""
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif callable(reset := getattr(module, "reset_parameters", None)):
-        reset()

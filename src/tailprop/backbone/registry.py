@@ -7,6 +7,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
+from .lite import TailPropLite
 from .model import TailProp
 from .weights import checkpoint_filter_fn
 
@@ -31,7 +32,13 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def _cfg() -> dict[str, Any]:
+# For CPUs (`lite`), not of the paper.
+LITE: Final[dict[str, dict[str, Any]]] = {
+    "tailprop_lite": dict(mixer="tailprop", depths=(2, 2, 8, 3), dims=(48, 96, 192, 384), mlp_ratio=2.0),
+}
+
+
+def _cfg(name: str) -> dict[str, Any]:
     return dict(
         num_classes=1000,
         input_size=(3, 224, 224),
@@ -40,16 +47,16 @@ def _cfg() -> dict[str, Any]:
         interpolation="bicubic",
         mean=IMAGENET_DEFAULT_MEAN,
         std=IMAGENET_DEFAULT_STD,
-        first_conv="stem.conv1",
+        first_conv="stem.conv1.conv" if name in LITE else "stem.conv1",
         classifier="head.fc",
         license="apache-2.0",
     )
 
 
-def _entry_point(name: str, **settings: Any) -> Callable[..., nn.Module]:
+def _entry_point(name: str, model: type[TailProp], **settings: Any) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return build_model_with_cfg(
-            TailProp,
+            model,
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
@@ -62,9 +69,10 @@ def _entry_point(name: str, **settings: Any) -> Callable[..., nn.Module]:
     return create
 
 
-MODELS: Final = {
+PAPER_BODY: Final = {
     f"{family}_{size}": SIZES[size] | dict(mixer=spec["mixer"]) for family, spec in FAMILIES.items() for size in spec["sizes"]
 }
-default_cfgs = generate_default_cfgs({name: _cfg() for name in MODELS})
+MODELS: Final = PAPER_BODY | LITE
+default_cfgs = generate_default_cfgs({name: _cfg(name) for name in MODELS})
 for _name, _settings in MODELS.items():
-    globals()[_name] = register_model(_entry_point(_name, **_settings))
+    globals()[_name] = register_model(_entry_point(_name, TailPropLite if _name in LITE else TailProp, **_settings))

@@ -140,7 +140,24 @@ def backward_kernel(
             if ORDERS is None:
                 to_orders += tl.where(slot == k, tl.sum(p * h * power * log_rho, 2, keep_dims=True), 0.0)
     _leave(v, dx_ptr, d_h_ptr, b, c, height, width, channels, H, W, C)
+    _store_gradients(to_scales, to_weights, to_orders, mix, dmix_ptr, b, c, slot, channels, K, ORDERS)
 
+
+@triton.jit
+def _store_gradients(
+    to_scales,  # (C, H, SLOTS), sums over the width; so are the next two
+    to_weights,
+    to_orders,
+    mix,
+    dmix_ptr,
+    b,
+    c,
+    slot,
+    channels,
+    K: tl.constexpr,
+    ORDERS: tl.constexpr,
+):
+    """Sum over the height, and the factors that do not depend on the frequency."""
     known = (c < channels) & (slot < K)
     scale = tl.load(mix + slot * channels, mask=known, other=0.0)  # (C, 1, SLOTS)
     weight = tl.load(mix + (K + slot) * channels, mask=known & (slot < K - 1), other=0.0)

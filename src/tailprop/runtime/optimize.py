@@ -4,6 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
@@ -18,6 +19,7 @@ from tailprop.utils.validation import check_at_least, check_choice
 __all__ = ["OptimizeReport", "OptimizedModel", "Trial", "optimize"]
 
 EAGER: Final = "eager"
+BY_ONEDNN: Final = ", products by oneDNN"
 WORTH: Final = 1.03  # a candidate that is less than this much faster is not worth a difference to the model
 TOLERANCES: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the output, relative to its root mean square
 
@@ -184,27 +186,27 @@ def _candidates(model: nn.Module, device: torch.device, precision: str) -> list[
     """Names of the candidates, and functions that create them."""
 
     def fresh() -> nn.Module:
-        return reparameterize_model(copy.deepcopy(model).eval())  # a copy, with the branches of RepVGG and its like merged
+        return reparameterize_model(copy.deepcopy(model).eval())  # a copy, with branches, norms and activations merged
 
     def in_channels_last() -> nn.Module:
         return fresh().to(memory_format=torch.channels_last)
 
-    def with_onednn() -> OptimizedModel:
-        changed = in_channels_last()
+    def with_onednn(dtype: torch.dtype | None = None) -> OptimizedModel:
+        changed = in_channels_last() if dtype is None else in_channels_last().to(dtype)
         if use_onednn_products(changed) == 0:
             raise ValueError("there is no product to replace")
-        return OptimizedModel(changed, channels_last=True)
+        return OptimizedModel(changed, dtype, channels_last=True)
+
+    def in_bf16() -> OptimizedModel:
+        return OptimizedModel(in_channels_last().bfloat16(), torch.bfloat16, channels_last=True)
 
     found: list[tuple[str, Form]] = [("channels-last", lambda: OptimizedModel(in_channels_last(), channels_last=True))]
     if device.type == "cpu" and has_onednn_products():
-        found.append(("channels-last, products by oneDNN", with_onednn))
+        found.append((f"channels-last{BY_ONEDNN}", with_onednn))
     if precision == "auto" and _has_bf16(device):
-        found.append(
-            (
-                "channels-last, BF16",
-                lambda: OptimizedModel(in_channels_last().bfloat16(), torch.bfloat16, channels_last=True),
-            )
-        )
+        found.append(("channels-last, BF16", in_bf16))
+        if device.type == "cpu" and has_onednn_products():
+            found.append((f"channels-last, BF16{BY_ONEDNN}", partial(with_onednn, torch.bfloat16)))
     return found
 
 
@@ -240,7 +242,7 @@ class _Search:
     def add_compiled(self) -> None:
         """Compile the fastest candidate, without oneDNN's operator, which the compiler calls itself."""
         name = self.fastest()
-        base = name.removesuffix(", products by oneDNN")
+        base = name.removesuffix(BY_ONEDNN)
         form = self.forms.get(base, self.forms[EAGER])
 
         def create() -> OptimizedModel:

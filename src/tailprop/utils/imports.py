@@ -1,4 +1,9 @@
-"""Call a function when another package is imported."""
+"""Call a function when another package is imported.
+
+`import tailprop` promises that timm knows its models afterwards, and must not import timm itself: that takes seconds, and the
+command line parses its options without it. timm has no entry points for plugins, and its registry is filled by calls into timm,
+so nothing plainer registers the models when timm is imported after tailprop.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
