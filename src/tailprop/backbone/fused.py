@@ -39,7 +39,7 @@ class FusedLinear(Linear):
         super().__init__(weight.shape[1], weight.shape[0], bias is not None, device="meta")
         self.act = act  # a name of oneDNN
         self.weight = nn.Parameter(weight.detach().clone())
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach().clone()))
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         y = ACTIVATIONS[self.act](super().forward(x))

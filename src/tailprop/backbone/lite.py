@@ -13,7 +13,7 @@ Names of modules, features and settings are those of `TailProp`.
 """
 
 import copy
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -169,7 +169,7 @@ def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
 class TailPropLite(TailProp):
     """`TailProp` with the layers of this file; the first two stages do not propagate."""
 
-    stem_type: Final = LiteStem
-    downsample_type: Final = LiteDownsample
-    layer_type: Final = LiteLayer
-    first_propagating: Final = 2
+    stem_type = LiteStem
+    downsample_type = LiteDownsample
+    layer_type = LiteLayer
+    first_propagating = 2
