@@ -69,7 +69,7 @@ class TailPropUNet(nn.Module):
         dims: Sequence[int] = (48, 64, 96),
         blocks: int = 2,
         depth: int = 4,
-        mixer: str = "multiscale",
+        mixer: str = "tailprop",
         mixer_args: dict[str, Any] | None = None,
         mlp_ratio: float = 2.0,
         patch_px: int = 2,
@@ -136,5 +136,6 @@ class TailPropUNet(nn.Module):
 _MAP: Final = 16  # side of the coarsest map of a crop of 128 px, for which initial lengths are chosen
 
 UNETS: Final[dict[str, dict[str, Any]]] = {
-    "tailprop_unet": dict(dims=(48, 64, 96), mixer="multiscale"),
+    # A length for each channel, half of the channels normalized: `multiscale` as it was when the shipped weights were trained.
+    "tailprop_unet": dict(dims=(48, 64, 96), mixer_args=dict(scale_mode="length", normalized_share=0.5)),
 }
