@@ -26,6 +26,7 @@ def test_file_name_that_leaves_the_folder_is_refused(name: str, tmp_path: Path) 
 
 
 def test_long_numbers_of_a_mask_are_refused_at_once() -> None:
+    assert decode_counts("o" * 20 + "0") is None  # a whole number of 105 bits
     assert decode_counts("o" * 1_000_000) is None
 
 
