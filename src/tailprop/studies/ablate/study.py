@@ -62,7 +62,9 @@ class Run:
     def hash(self) -> str:
         """Hash of the settings that affect the result, and of the paths of its inputs as they are written."""
         optim = self.config.optim
-        inputs = {name: value for name, value in _leaves(to_dict(self.config)) if name in _INPUTS}
+        inputs = {
+            name: value for name, value in _leaves(to_dict(self.config)) if name in _INPUTS or (name in _LATER_INPUTS and value)
+        }
         return config_hash(
             {**comparable(self.config), "inputs": inputs, "batch": optim.batch_size, "accumulate": optim.grad_accum_steps}
         )
@@ -70,14 +72,12 @@ class Run:
 
 _INPUTS = (
     "model.init",
-    "distill.teacher",
-    "run.patience",
-    "run.time_budget",
     "data.root",
     "data.train",
     "data.test",
     "data.classes",
 )
+_LATER_INPUTS = ("distill.teacher", "run.patience", "run.time_budget")  # counted where set, so that earlier rows stay valid
 
 
 def find_study(name: str) -> Path:
