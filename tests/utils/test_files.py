@@ -109,8 +109,8 @@ def test_files_are_written_where_errors_are_explained() -> None:
 
 def direct_reads(tree: ast.AST) -> list[int]:
     """Lines that read a whole file without the functions of `utils/parsing.py`."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    return [call.lineno for call in calls if call.func.attr in READERS]
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [called.lineno for called in calls if isinstance(called, ast.Attribute) and called.attr in READERS]
 
 
 def test_files_from_outside_are_read_in_one_place() -> None:

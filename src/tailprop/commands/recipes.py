@@ -66,7 +66,9 @@ def _studies() -> dict[str, Path]:
 
 def _parts(path: Path) -> tuple[list[str], list[str], list[str]]:
     """The lines of the comment at the top, the commands in it, and the settings."""
-    about, commands, settings = [], [], []
+    about: list[str] = []
+    commands: list[str] = []
+    settings: list[str] = []
     for line in read_text(path).splitlines():
         comment = line[1:] if line.startswith("#") and not settings else None
         if comment is None:

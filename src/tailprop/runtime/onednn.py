@@ -36,7 +36,7 @@ def onednn_linear_plus(x: Tensor, weight: Tensor, bias: Tensor | None, plus: Ten
 class _Packed(nn.Module):
     """A weight beside its copy in the order in which oneDNN reads it, which is made in the first call."""
 
-    weight: nn.Parameter
+    weight: Tensor
     _packed: Tensor | None = None
 
     def packed(self, x: Tensor) -> Tensor:  # (N, K)

@@ -132,7 +132,7 @@ def _similarities(features: Tensor) -> Tensor:  # (B, C) -> (B, B)
 @contextmanager
 def _features(model: nn.Module) -> Iterator[list[Tensor]]:
     """What the classifier of a network is given. A hook reads it, so that DistributedDataParallel is called as usual."""
-    network = getattr(model, "module", model)
+    network: Any = getattr(model, "module", model)
     layer = network.get_classifier() if hasattr(network, "get_classifier") else None
     if not isinstance(layer, nn.Module) or isinstance(layer, nn.Identity):
         raise ValueError("distill.kind features needs networks with one classifier layer; use --distill.kind logits")
