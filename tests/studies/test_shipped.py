@@ -2,12 +2,15 @@
 
 import csv
 import dataclasses
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.ndimage import gaussian_filter
 
 import tailprop_cli
 from tailprop.engine.checkpoint import read_state_dict, save_tensors
@@ -97,15 +100,31 @@ def test_table_measures_and_keeps_finished_rows(crop: Path, tmp_path: Path, monk
         table.run(dataclasses.replace(options, sigmas=(15,)))
 
 
-def test_bm3d_is_told_the_noise(crop: Path) -> None:
-    found = table._restorer("bm3d", Case("two", [crop / "gray.png", crop / "colour.png"], "noise", 25))
+def test_bm3d_is_told_the_noise(crop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def smooth(values: np.ndarray, sigma: float) -> np.ndarray:  # in place of the package, whose licence is not for every use
+        told.append((values.shape, sigma))
+        return gaussian_filter(values, sigma=(1, 1, 0)[: values.ndim])
+
+    monkeypatch.setitem(sys.modules, "bm3d", SimpleNamespace(bm3d=smooth, bm3d_rgb=smooth))
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "4.0")
+    case = Case("two", [crop / "gray.png", crop / "colour.png"], "noise", 25)
+    found = table._restorer("bm3d", case)
     assert found is not None
     name, version, restore = found
-    assert name == "BM3D"
-    assert version[0].isdigit()
-    row = table.measure(Case("two", [crop / "gray.png", crop / "colour.png"], "noise", 25), restore)
-    assert float(row["psnr"]) > float(row["input_psnr"]) + 4
+    assert (name, version) == ("BM3D", "4.0")
+    row = table.measure(case, restore)
+    assert float(row["psnr"]) > float(row["input_psnr"]) + 2
+    assert {shape for shape, _ in told} == {(64, 72), (64, 64, 3)}
+    assert {sigma for _, sigma in told} == {25 / 255}
     assert table._restorer("bm3d", Case("two", [], "jpeg", 40)) is None
+
+
+def test_bm3d_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bm3d", None)
+    with pytest.raises(ValueError, match="pip install bm3d"):
+        table._restorer("bm3d", Case("two", [], "noise", 25))
 
 
 def test_published_rows_gain_on_their_input() -> None:
