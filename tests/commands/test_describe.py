@@ -67,7 +67,7 @@ def test_info_of_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "2 of 2 epochs, 22 steps" in out
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     best = max((row for row in rows if row["kind"] == "epoch"), key=lambda row: row["top1"])
-    assert f"top-1, %: {best['top1']:.2f} after epoch {best['epoch']}" in out
+    assert f"top-1, %: {best['top1']:.2f} after epoch {best['epoch']:g}" in out
     assert "model.safetensors (" in out
     bare = tmp_path / "bare"
     bare.mkdir()

@@ -6,6 +6,7 @@ Shapes: B batch, H height, W width, C channels, K orders in the mix.
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from .stable import at_least_float32
 
 __all__ = ["PooledMLP", "PositionMLP", "mixing_weights"]
+
+torch.fx.wrap("at_least_float32")  # a leaf function for symbolic tracing, as in `operator`
 
 
 class PooledMLP(nn.Module):

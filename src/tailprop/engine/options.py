@@ -188,7 +188,8 @@ def _unknown_option(unknown: list[str], known: list[str], prog: str) -> str:
 def _same_option(name: str, known: list[str]) -> list[str]:
     """Options with that name in another section, or that other programs call so."""
     last = _last(name)
-    return [option for option in known if _last(option) == _OTHER_NAMES.get(last, last)]
+    same = [option for option in known if _last(option) == _OTHER_NAMES.get(last, last)]
+    return [option for option in same if not option.startswith("--distill.")] or same  # the teacher repeats other settings
 
 
 def _last(option: str) -> str:
