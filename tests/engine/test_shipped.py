@@ -1,5 +1,6 @@
 """Shipped models: found by name, intact, small, described, reproducible, and better than doing nothing."""
 
+import io
 import socket
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from skimage import data as photographs
 
 import tailprop
@@ -35,8 +37,8 @@ def gray_crop() -> Pixels:
     return photographs.camera()[100:228, 200:328, None]
 
 
-def test_the_denoiser_is_there() -> None:
-    assert "denoise" in shipped_names()
+def test_the_restorers_are_there() -> None:
+    assert {"denoise", "unjpeg"} <= set(shipped_names())
 
 
 @each_model
@@ -95,6 +97,16 @@ def test_denoise_removes_noise(clean: Pixels, sigma: int) -> None:
     restored = tailprop.load("denoise").predict(noisy)
     assert restored.shape == clean.shape
     assert psnr(restored, clean) > psnr(noisy, clean) + {10: 2.5, 25: 4.0, 50: 6.0}[sigma]
+
+
+@pytest.mark.parametrize("quality", [10, 40])
+@pytest.mark.parametrize("clean", [colour_crop(), gray_crop()], ids=["colour", "gray"])
+def test_unjpeg_removes_artefacts(clean: Pixels, quality: int) -> None:
+    file = io.BytesIO()
+    Image.fromarray(clean.squeeze()).save(file, "jpeg", quality=quality)
+    decoded = np.asarray(Image.open(file)).reshape(clean.shape)
+    restored = tailprop.load("unjpeg").predict(decoded)
+    assert psnr(restored, clean) > psnr(decoded, clean) + 0.3
 
 
 def test_what_exists_under_a_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,8 @@ LONGEST: Final = 16.0
 LOST: Final = 4.0  # white noise leaves a kernel of length l weaker by this times l
 SCALE_OFFSET: Final = 1e-4  # keeps k positive where softplus underflows
 
-for _leaf in ("at_least_float32", "tail_propagate", "tail_propagate_by_place"):  # leaf functions for symbolic tracing: inside, sizes are numbers
+# leaf functions for symbolic tracing: inside, sizes and dtypes are known
+for _leaf in ("at_least_float32", "tail_propagate", "tail_propagate_by_place"):
     torch.fx.wrap(_leaf)
 
 # The matched controls of the paper (Table 5 and Appendix E.1) as settings of `TailPropagation`.
