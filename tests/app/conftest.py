@@ -30,6 +30,9 @@ def find_chromium() -> str:
     return found
 
 
+PATIENCE = 60  # seconds; also enough where other tests compute
+
+
 @dataclass
 class Server:
     """A running page."""
@@ -93,7 +96,7 @@ class Watched:
     def open(self, part: str, ready: str | None = None) -> Page:
         self.page.goto(f"{self.address}/{part}")
         if ready:
-            self.page.wait_for_selector(ready, timeout=20_000)
+            self.page.wait_for_selector(ready, timeout=1000 * PATIENCE)
         return self.page
 
     def pixels(self, selector: str) -> list[int]:
@@ -106,7 +109,7 @@ class Watched:
         found: list[int] = self.page.evaluate(script, selector)
         return found
 
-    def until(self, holds: str, argument: object = None, seconds: float = 15) -> None:
+    def until(self, holds: str, argument: object = None, seconds: float = PATIENCE) -> None:
         """Wait until a JavaScript function of the argument is true. Playwright's own way would need eval in the page."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(holds, argument):
@@ -115,7 +118,7 @@ class Watched:
 
     def until_changed(self, selector: str, before: list[int]) -> list[int]:
         """Wait until a canvas has other pixels."""
-        end = time.monotonic() + 15
+        end = time.monotonic() + PATIENCE
         while (now := self.pixels(selector)) == before:
             assert time.monotonic() < end, f"{selector} did not change"
             self.page.wait_for_timeout(20)
