@@ -145,7 +145,7 @@ def watched(server: Server, browser: Browser) -> Iterator[Watched]:
     """A new page; at the end no request may have left 127.0.0.1, and the console must have no errors."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(1000 * PATIENCE)
     seen = Watched(page, server.address)
     page.on("request", lambda request: seen.requests.append(request.url))
     page.on("console", lambda message: seen.complaints.append(message.text) if message.type in ("error", "warning") else None)
