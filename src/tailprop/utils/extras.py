@@ -42,5 +42,4 @@ def explain_missing_extras() -> Iterator[None]:
 def check_tracker(name: str) -> None:
     """Raise if the package of a tracker is not installed; no extra brings one."""
     if find_spec(name) is None:
-        package = "mlflow-skinny" if name == "mlflow" else name
-        raise ValueError(f"run.track {name} needs a package that is not installed: pip install {package}")
+        raise ValueError(f"run.track {name} needs a package that is not installed: pip install {name}")
