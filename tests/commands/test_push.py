@@ -47,6 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         settings["data"] |= {"size_px": 40, "crop_pct": 40 / 46}
         settings["optim"]["epochs"] = 1
         recipe.write_text(yaml.safe_dump(settings))
+        patch.setattr("sys.argv", ["tailprop", "train", recipe.name, "--run.out", "run"])  # of the manifest
         assert tailprop_cli.main(["train", str(recipe), "--run.out", "run"]) == 0
         yield home / "run"
 
@@ -158,7 +159,7 @@ def test_model_card(run: Path, tmp_path: Path) -> None:
     _, head, body = text.split("---\n", 2)
     assert yaml.safe_load(head)["pipeline_tag"] == "image-classification"
     manifest = RunFolder(run).read_manifest()
-    for expected in ("top-1, %", "8 images", manifest["split_hash"]["train"], "`blue`, `red`", "command: `tailprop "):
+    for expected in ("top-1, %", "8 images", manifest["split_hash"]["train"], "`blue`, `red`", "command: `tailprop train "):
         assert expected in body
     assert str(run.parent) not in text
 
