@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 
 def settings(**changes: dict[str, Any]) -> dict[str, Any]:
     """Settings of the small run, with changes by section."""
-    return {k: (v | changes.get(k, {}) if isinstance(v, dict) else v) for k, v in SMALL.items()}
+    return SMALL | {section: SMALL.get(section, {}) | values for section, values in changes.items()}
 
 
 def write_recipe(path: Path, **changes: dict[str, Any]) -> Path:

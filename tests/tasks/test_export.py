@@ -172,7 +172,7 @@ class Branch(nn.Module):
         return x.mean((2, 3)) if x.shape[2] % 7 == 2 else x.amax((2, 3))
 
 
-@pytest.mark.parametrize(("network", "words"), [(Fixed(), "differs by"), (Branch(), "cannot be exported")])
+@pytest.mark.parametrize(("network", "words"), [(Fixed(), "differs by"), (Branch(), "cannot be exported|differs by")])
 def test_wrong_graphs_are_never_written(network: nn.Module, words: str, tmp_path: Path) -> None:
     about = Description("classify", "a network", InputSpec(3, (0.0,) * 3, (1.0,) * 3))
     item = export.Exportable(network.eval(), about, ((72, 88), (65, 67), (64, 64)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tailprop.utils.files import write_json
-from tailprop.utils.parsing import parse_json
+from tailprop.utils.parsing import parse_json, read_bytes
 from tailprop.utils.text import say
 
 __all__ = ["SafeTracker", "Tracker", "open_tracker"]
@@ -122,7 +122,7 @@ def open_tracker(name: str, project: str, folder: Path, settings: dict[str, Any]
 def _read_ids(path: Path) -> dict[str, str]:
     """The ids by tracker; a file that cannot be read starts a new record."""
     with suppress(OSError, ValueError, AttributeError):
-        return {str(name): str(value) for name, value in parse_json(path.read_bytes(), path).items()}
+        return {str(name): str(value) for name, value in parse_json(read_bytes(path), path).items()}
     return {}
 
 

@@ -13,13 +13,15 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from PIL import Image
 
 from tailprop.data.images import list_images, open_image
-from tailprop.utils.files import make_folder
+from tailprop.utils.files import make_folder, write_atomically
+from tailprop.utils.text import say
 
 __all__ = ["SPLIT", "held_out_photographs", "scikit_image_photographs", "write_folders"]
 
@@ -62,7 +64,7 @@ def write_folders(bsd: Path, train400: Path, out: Path) -> dict[str, int]:
             shutil.copyfile(path, out / name / path.name)
     make_folder(out / "validation")
     for name, image in _validation(bsd):
-        image.save(out / "validation" / name)
+        write_atomically(out / "validation" / name, partial(image.save, format="png"))
     return {name: len(paths) for name, paths in folders.items()} | {"validation": len(SPLIT["validation"])}
 
 
@@ -74,4 +76,4 @@ def _validation(bsd: Path) -> Iterator[tuple[str, Image.Image]]:
 
 
 if __name__ == "__main__":
-    print(write_folders(*map(Path, sys.argv[1:4])))
+    say(write_folders(*map(Path, sys.argv[1:4])))
