@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import io
 import operator
+import sys
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def run(options: Completion) -> None:
     with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
         tyro.cli(reduce(operator.or_, kinds), args=args, prog="tailprop", registry=REGISTRY)
     names = " ".join(recipe_names())
-    print({"bash": _for_bash, "zsh": _for_zsh}[options.shell](script.getvalue(), names), end="")
+    sys.stdout.write({"bash": _for_bash, "zsh": _for_zsh}[options.shell](script.getvalue(), names))
 
 
 # tyro completes commands, options and their values, but no arguments without an option: recipes and files.

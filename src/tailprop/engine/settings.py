@@ -235,7 +235,8 @@ def _absolute(value: Any) -> Any:
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Dotted names of the settings that differ."""
-    return sorted({name for name, _ in _flatten(before) ^ _flatten(now)})
+    names = {name for name, _ in _flatten(before) ^ _flatten(now)}
+    return sorted(name for name in names if not any(other.startswith(f"{name}.") for other in names))  # a section that is empty
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> set[tuple[str, str]]:

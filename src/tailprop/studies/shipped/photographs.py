@@ -9,7 +9,6 @@ scikit-image. A crop is used only if its photograph is not among the colour ones
 writes the folders `train`, `train_gray`, `validation` and `held_out`.
 """
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -21,11 +20,12 @@ from PIL import Image
 
 from tailprop.data.images import list_images, open_image
 from tailprop.utils.files import make_folder, write_atomically
+from tailprop.utils.parsing import parse_json, read_bytes
 from tailprop.utils.text import say
 
 __all__ = ["SPLIT", "held_out_photographs", "scikit_image_photographs", "write_folders"]
 
-SPLIT: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "split.json").read_text())
+SPLIT: Final[dict[str, Any]] = parse_json(read_bytes(Path(__file__).parent / "split.json"), "split.json")
 
 
 def held_out_photographs(folder: Path) -> list[Path]:

@@ -33,6 +33,7 @@ from tailprop.tasks.restore.data import Pair, WholeImageDataset
 from tailprop.tasks.restore.inference import in_colour
 from tailprop.tasks.restore.load import load_restorer
 from tailprop.tasks.restore.metrics import Protocol, psnr, ssim, to_bytes
+from tailprop.utils.parsing import read_bytes
 from tailprop.utils.terminal import Console, Table
 
 __all__ = ["Case", "measure", "run"]
@@ -130,7 +131,7 @@ def _restorer(method: str, case: Case) -> tuple[str, str, Restore] | None:
         return _bm3d(case.level) if case.degradation == "noise" else None
     if (name := MODELS[case.degradation]) not in shipped_names():
         return None
-    digest = hashlib.sha256(find_weights(name).read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256(read_bytes(find_weights(name))).hexdigest()[:12]
     restorer = load_restorer(name)
 
     def restore(degraded: Tensor) -> Tensor:
