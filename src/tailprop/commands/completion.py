@@ -19,6 +19,7 @@ import tyro
 from tailprop.engine.options import REGISTRY, find_options
 from tailprop.engine.recipes import recipe_names
 from tailprop.tasks import TASKS, find_spec
+from tailprop.utils.parsing import read_text
 
 __all__ = ["Completion", "run"]
 
@@ -102,7 +103,7 @@ def _from_source(module: str, kind: str) -> Any:
     found = find_module(module)
     assert found is not None
     assert found.origin is not None
-    tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
+    tree = ast.parse(read_text(Path(found.origin)))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind)
     fields: list[tuple[str, Any]] = []
     for node in body:

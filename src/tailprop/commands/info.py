@@ -16,7 +16,7 @@ from tailprop.engine.run_settings import WEIGHTS, find_settings, read_config
 from tailprop.engine.shipped import locate, shipped_names
 from tailprop.tasks import DEFAULT_TASK, TASKS, find_spec
 from tailprop.utils.durations import duration_text
-from tailprop.utils.parsing import parse_json, sealed_row
+from tailprop.utils.parsing import parse_json, read_bytes, read_text, sealed_row
 from tailprop.utils.text import did_you_mean, excerpt, listed, say
 
 __all__ = ["Info", "run"]
@@ -51,7 +51,7 @@ def run(options: Info) -> None:
     elif options.what in recipe_names():
         explain_recipe(find_recipe(options.what))
     else:
-        known = [*recipe_names(), *shipped_names(), *json.loads(_COSTS.read_text())]
+        known = [*recipe_names(), *shipped_names(), *json.loads(read_text(_COSTS))]
         hint = did_you_mean(options.what, known, otherwise="`tailprop recipes` and `tailprop models` list what there is")
         raise ValueError(f"{options.what} is neither a path, nor a recipe, nor a model; {hint}")
 
@@ -134,7 +134,7 @@ def _provenance(manifest: Mapping[str, Any]) -> Facts:
 def _epochs(path: Path) -> list[dict[str, Any]]:
     """The rows of finished epochs in metrics.jsonl, without any that cannot be read."""
     rows = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+    for line in read_bytes(path).splitlines() if path.is_file() else ():
         try:
             row = sealed_row(line, path)
             if row["kind"] == "epoch":
@@ -148,7 +148,7 @@ def _epochs(path: Path) -> list[dict[str, Any]]:
 def _read_json(path: Path) -> dict[str, Any]:
     """A manifest; empty if there is none, or it cannot be read."""
     try:
-        found = parse_json(path.read_bytes(), path)
+        found = parse_json(read_bytes(path), path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -204,7 +204,7 @@ def _size(path: Path) -> str:
 
 
 def _describe_model(name: str) -> Facts | None:
-    row = json.loads(_COSTS.read_text()).get(name)
+    row = json.loads(read_text(_COSTS)).get(name)
     if row is None:
         return None
     sizes = (" ".join(map(str, row[key])) for key in ("depths", "dims"))
